@@ -1,0 +1,299 @@
+"""Settings: every one is a command-line option, `RAGSTONE_*` in the environment and a line in one TOML file.
+
+Precedence: option, environment, file, default. This module reads and checks them; it opens nothing, makes no folder and
+loads no model.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from app.errors import SettingsError
+
+PREFIX = "RAGSTONE_"
+CONFIG_VARIABLE = "RAGSTONE_CONFIG"
+DEFAULT_CONFIG = "ragstone.toml"
+
+# Other names by which a field may be given; people type `--data`, and `data_dir` is what the code calls it.
+ALIASES = {"data": "data_dir"}
+
+# Variables with our prefix that are not settings: read by other processes or by the Makefile.
+OTHER_VARIABLES = frozenset(
+    {"RAGSTONE_CONFIG", "RAGSTONE_API_URL", "RAGSTONE_UI_HOST", "RAGSTONE_UI_PORT", "RAGSTONE_UI_DATA"}
+    | {"RAGSTONE_TORCH_INDEX"}
+)
+
+DEFAULT_SYSTEM_PROMPT = (
+    "You are a helpful assistant that answers questions about the user's documents. Use the passages given with the "
+    "question. Be brief and exact. If the passages do not hold the answer, say that the documents do not say."
+)
+
+
+class Settings(BaseSettings):
+    """All settings of the server and the command line, read once and then frozen.
+
+    Raises `SettingsError` naming the place (option, variable or file), the name and the allowed values.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    # ── where ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    host: str = Field("127.0.0.1", min_length=1, description="Address that the API and the UI listen on.")
+    port: int = Field(8080, ge=1, le=65535, description="Port of the API.")
+    ui: bool = Field(True, description="Start the chat UI beside the API.")
+    ui_port: int = Field(7860, ge=1, le=65535, description="Port of the chat UI.")
+    data_dir: Path = Field(Path("ragstone-data"), description="Folder that holds everything the server writes.")
+    model_cache: Path = Field(
+        default_factory=lambda values: values["data_dir"] / "models",
+        description="Folder for downloaded models (default: `models` in the data folder).",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    model: str = Field(
+        "smollm2-135m-instruct",
+        min_length=1,
+        description="Chat model: a local .gguf file or folder, a packaged name, or a Hugging Face repo id.",
+    )
+    embedding_model: str = Field(
+        "all-minilm-l6-v2", min_length=1, description="Embedding model: a local folder, a packaged name or a repo id."
+    )
+    served_model_name: str | None = Field(
+        None, description="Name of the chat model on /v1 (default: `model` as given)."
+    )
+
+    # ── engine ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type the model computes in.")
+    max_model_len: int | None = Field(
+        None, ge=16, description="Longest prompt + answer in tokens (default: the model's)."
+    )
+    kv_memory_bytes: int | None = Field(None, ge=1 << 20, description="Memory for the KV cache (default: by device).")
+    num_kv_blocks: int | None = Field(None, ge=2, description="KV cache size in blocks; overrides kv_memory_bytes.")
+    block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block.")
+    max_num_seqs: int = Field(16, ge=1, le=1024, description="Most requests that are decoded at the same time.")
+    max_num_batched_tokens: int = Field(512, ge=16, description="Most tokens that one engine step computes.")
+    enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of equal prompt beginnings.")
+    check_integrity: bool = Field(False, description="Check the KV cache's books after every step (for tests).")
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    temperature: float = Field(0.0, ge=0.0, le=2.0, description="Sampling temperature of /chat and /llm; 0 is greedy.")
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="Nucleus sampling: keep the likeliest tokens up to this mass."
+    )
+    top_k: int = Field(0, ge=0, description="Keep this many likeliest tokens; 0 keeps all.")
+    repetition_penalty: float = Field(1.0, gt=0.0, le=2.0, description="Above 1: repeat less.")
+    seed: int | None = Field(None, description="Seed for sampling (default: another for each request).")
+    max_tokens: int = Field(256, ge=1, description="Longest answer of /chat and /llm in tokens.")
+    system_prompt: str = Field(DEFAULT_SYSTEM_PROMPT, description="What the model is told before every conversation.")
+    condense_question: bool = Field(True, description="Make a follow-up question self-contained before searching.")
+    request_timeout_s: float = Field(300.0, gt=0, description="Longest time that one answer may take.")
+
+    # ── retrieval ────────────────────────────────────────────────────────────────────────────────────────────────────
+    num_passages: int = Field(4, ge=0, le=50, description="Passages given to the model with a question.")
+    max_passage_tokens: int = Field(1024, ge=0, description="Most tokens that the passages of one question may take.")
+    min_passage_score: float = Field(0.0, ge=0.0, le=1.0, description="Passages that score lower are left out.")
+    embedding_batch_size: int = Field(32, ge=1, le=4096, description="Chunks embedded at a time.")
+    sample_kb: bool = Field(True, description="Put the sample handbook into an empty knowledge base at first start.")
+
+    # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────
+    memory_kind: Literal["buffer", "window", "token_budget"] = Field(
+        "token_budget",
+        description="Earlier turns the model sees: all (buffer), the last few (window), or what fits (token_budget).",
+    )
+    memory_turns: int = Field(6, ge=0, description="Turns shown with memory_kind = window.")
+    memory_tokens: int = Field(2048, ge=0, description="Tokens of earlier turns shown with memory_kind = token_budget.")
+
+    # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    max_input_chars: int = Field(20_000, ge=1, description="Longest question in characters.")
+    max_upload_bytes: int = Field(100 << 20, ge=1, description="Largest uploaded file in bytes.")
+    min_free_bytes: int = Field(256 << 20, ge=0, description="Free disk space below which the server does not start.")
+
+    def __init__(self, **options: Any) -> None:
+        try:
+            super().__init__(**options)
+        except ValidationError as error:
+            raise _explain(error, _origins(options)) from None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        assert isinstance(init_settings, InitSettingsSource)
+        options = InitSettingsSource(settings_cls, init_kwargs=_canonical(init_settings.init_kwargs))
+        return options, _Environment(settings_cls), InitSettingsSource(settings_cls, init_kwargs=read_config_file())
+
+    @field_validator("data_dir", "model_cache", mode="after")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        # The server's children run elsewhere, so a relative path would mean another folder to each of them.
+        return path.expanduser().absolute()
+
+    # Where each kind of thing stands in the data folder, in one place so that no two parts disagree.
+    @property
+    def knowledge_dir(self) -> Path:
+        """Folder of the knowledge base: catalog and indexes."""
+        return self.data_dir / "knowledge"
+
+    @property
+    def history_path(self) -> Path:
+        """SQLite file of the conversations."""
+        return self.data_dir / "history.sqlite3"
+
+    @property
+    def ui_dir(self) -> Path:
+        """Folder for the UI's temporary files and uploads."""
+        return self.data_dir / "ui"
+
+
+class _Environment(EnvSettingsSource):
+    """`RAGSTONE_*`, with the other names of a field."""
+
+    def __call__(self) -> dict[str, Any]:
+        values = super().__call__()
+        for alias, field in ALIASES.items():
+            given = os.environ.get(PREFIX + alias.upper())
+            if given:
+                values[field] = given
+        return values
+
+
+def config_path() -> Path | None:
+    """The TOML file in use: the one named by RAGSTONE_CONFIG, else `ragstone.toml` in the working folder, else None."""
+    named = os.environ.get(CONFIG_VARIABLE)
+    if named:
+        path = Path(named).expanduser()
+        if not path.is_file():
+            raise SettingsError(f"{CONFIG_VARIABLE}={named}: no such file: create it, or unset {CONFIG_VARIABLE}")
+        return path
+    path = Path(DEFAULT_CONFIG)
+    return path if path.is_file() else None
+
+
+def read_config_file() -> dict[str, Any]:
+    """Values of the TOML file by field name; empty without a file. Raises SettingsError for unknown keys."""
+    path = config_path()
+    if path is None:
+        return {}
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not a TOML file in UTF-8: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+    for key in values:
+        if ALIASES.get(key, key) not in Settings.model_fields:
+            raise SettingsError(f"{path}: {key!r} is not a setting{_suggest(key)}", field=key)
+    return _canonical(values)
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """One sentence for every `RAGSTONE_*` variable that is no setting: most likely a typing error."""
+    names = os.environ if environment is None else environment
+    sentences = []
+    for name in sorted(names):
+        key = name.removeprefix(PREFIX).lower()
+        if not name.startswith(PREFIX) or name in OTHER_VARIABLES or ALIASES.get(key, key) in Settings.model_fields:
+            continue
+        sentences.append(f"{name} is not a setting and is ignored{_suggest(key, variable=True)}")
+    return sentences
+
+
+def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {ALIASES.get(key, key): value for key, value in values.items()}
+
+
+def _suggest(key: str, *, variable: bool = False) -> str:
+    known = sorted({*Settings.model_fields, *ALIASES} - set(ALIASES.values()))
+    close = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+    if not close:
+        return "" if variable else f"; settings are: {', '.join(known)}"
+    return f"; did you mean {PREFIX + close[0].upper() if variable else close[0]}?"
+
+
+def _origins(options: Iterable[str]) -> dict[str, str]:
+    """Where the value in force of every given field came from, in words."""
+    origins: dict[str, str] = {}
+    path = config_path()
+    if path is not None:
+        origins.update({field: f"{path}: {_shown_name(field)}" for field in read_config_file()})
+    for field in Settings.model_fields:
+        for name in (field, *(alias for alias, target in ALIASES.items() if target == field)):
+            variable = PREFIX + name.upper()
+            if os.environ.get(variable):
+                origins[field] = f"environment variable {variable}"
+    for name in options:
+        field = ALIASES.get(name, name)
+        origins[field] = f"option --{_shown_name(field).replace('_', '-')}"
+    return origins
+
+
+def _shown_name(field: str) -> str:
+    return next((alias for alias, target in ALIASES.items() if target == field), field)
+
+
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> SettingsError:
+    sentences, fields = [], []
+    for detail in error.errors():
+        if detail["type"] == "default_factory_not_called":
+            continue  # follows from another error, which is listed
+        name = str(detail["loc"][0]) if detail["loc"] else ""
+        fields.append(name)
+        if name not in Settings.model_fields:
+            sentences.append(f"{name!r} is not a setting{_suggest(name)}")
+            continue
+        origin = origins.get(name, name)
+        sentences.append(f"{origin} is {detail['input']!r}, which is not {allowed_values(name)}")
+    return SettingsError("; ".join(sentences), field=fields[0] if len(fields) == 1 else None)
+
+
+def allowed_values(name: str) -> str:
+    """The values that a setting takes, in words: 'one of: debug, info', 'a whole number from 1 to 65535'."""
+    field = Settings.model_fields[name]
+    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
+    kind = kinds[0] if kinds and get_origin(field.annotation) is not Literal else field.annotation
+    if get_origin(kind) is Literal:
+        return "one of: " + ", ".join(str(value) for value in get_args(kind))
+    if kind is bool:
+        return "true or false"
+    if kind is int:
+        return "a whole number" + _bounds(field)
+    if kind is float:
+        return "a number" + _bounds(field)
+    if kind is Path:
+        return "a path"
+    if name == "device":
+        return "one of: auto, cpu, cuda, cuda:N"
+    return "a non-empty text"
+
+
+def _bounds(field: FieldInfo) -> str:
+    marks = {
+        mark: getattr(entry, mark) for entry in field.metadata for mark in ("ge", "gt", "le") if hasattr(entry, mark)
+    }
+    if "ge" in marks and "le" in marks:
+        return f" from {marks['ge']:,} to {marks['le']:,}"
+    words = [f"of {marks['ge']:,} or more"] if "ge" in marks else []
+    words += [f"above {marks['gt']:,}"] if "gt" in marks else []
+    words += [f"up to {marks['le']:,}"] if "le" in marks else []
+    return f" {' and '.join(words)}" if words else ""
