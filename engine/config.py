@@ -1,0 +1,58 @@
+"""What an engine is told once, when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import InvalidParameterError
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    Attributes:
+        model: a `.gguf` file, or a folder with Hugging Face safetensors, `config.json` and `tokenizer.json`.
+        dtype: "float32", "bfloat16", "float16", or "auto" (bfloat16 where the device computes in it, else float32).
+        device: "cpu", "cuda", "cuda:N", or "auto" (a GPU where there is one).
+        max_model_len: most tokens of prompt and answer together; None takes the model's own limit.
+        block_size: tokens in one block of the KV pool.
+        num_kv_blocks: blocks in the pool; None derives it from `kv_memory_bytes`.
+        kv_memory_bytes: memory for keys and values; None takes a share of what is free.
+        max_num_seqs: sequences that run at once.
+        max_num_batched_tokens: tokens computed in one step; longer prompts are chunked.
+        max_prefill_tokens_while_decoding: prompt tokens in a step in which another sequence decodes, so that a long
+            prompt does not stall running answers; None is a quarter of `max_num_batched_tokens`.
+        enable_prefix_caching: reuse the blocks of prompts that begin alike.
+        check_integrity: verify the block pool after every step (tests); it is always verified when the engine goes idle.
+    """
+
+    model: str | Path
+    dtype: str = "auto"
+    device: str = "auto"
+    max_model_len: int | None = None
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    max_prefill_tokens_while_decoding: int | None = None
+    enable_prefix_caching: bool = True
+    check_integrity: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            if getattr(self, field) < 1:
+                raise InvalidParameterError(field, f"must be at least 1, got {getattr(self, field)}")
+        for field in ("max_model_len", "num_kv_blocks", "kv_memory_bytes", "max_prefill_tokens_while_decoding"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise InvalidParameterError(field, f"must be at least 1 (or None for the default), got {value}")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise InvalidParameterError("dtype", f'must be "auto", "float32", "bfloat16" or "float16", got {self.dtype!r}')
+
+    @property
+    def prefill_share(self) -> int:
+        """Prompt tokens allowed in a step in which another sequence decodes."""
+        return self.max_prefill_tokens_while_decoding or max(1, self.max_num_batched_tokens // 4)

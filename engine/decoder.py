@@ -1,0 +1,122 @@
+"""The Llama-family decoder: hidden states of a step's tokens, and logits of the rows asked for.
+
+One class for Llama, Mistral, SmolLM2, Qwen2 and Qwen3; `ModelConfig` tells them apart. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from engine.linear import Linear
+from engine.model_config import ModelConfig
+from kernels import PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul
+
+
+class DecoderLayer:
+    """Attention and feed-forward of one layer, with q/k/v and gate/up fused into one product each."""
+
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], index: int) -> None:
+        prefix = f"model.layers.{index}."
+
+        def get(name: str) -> Tensor | None:
+            return tensors.get(prefix + name)
+
+        def fused(*names: str) -> Linear:
+            bias = get(names[0] + ".bias")
+            biases = None if bias is None else torch.cat([tensors[prefix + name + ".bias"] for name in names])
+            return Linear(torch.cat([tensors[prefix + name + ".weight"] for name in names]), biases)
+
+        self.config = config
+        self.window = config.sliding_windows[index]
+        self.qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.output = fused("self_attn.o_proj")
+        self.gate_up = fused("mlp.gate_proj", "mlp.up_proj")
+        self.down = fused("mlp.down_proj")
+        self.input_norm = tensors[prefix + "input_layernorm.weight"]
+        self.post_norm = tensors[prefix + "post_attention_layernorm.weight"]
+        self.q_norm = get("self_attn.q_norm.weight")
+        self.k_norm = get("self_attn.k_norm.weight")
+
+    def __call__(
+        self, hidden: Tensor, residual: Tensor | None, step: StepTensors, k_pool: Tensor, v_pool: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """hidden: [tokens, hidden], the last layer's output; returns this layer's output and the residual it adds to."""
+        config, eps = self.config, self.config.rms_norm_eps
+        if residual is None:
+            normed, residual = rms_norm(hidden, self.input_norm, eps), hidden
+        else:
+            normed, residual = add_rms_norm(hidden, residual, self.input_norm, eps)
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = self.qkv(normed).view(-1, heads + 2 * kv_heads, head_dim)
+        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        q = rope_and_write_kv(
+            q, k, v, step.cos, step.sin, k_pool, v_pool, step.slots, self.q_norm, self.k_norm, eps
+        )
+        attended = step.attention(q, k_pool, v_pool, self.window)
+        hidden = self.output(attended.reshape(-1, heads * head_dim))
+        normed, residual = add_rms_norm(hidden, residual, self.post_norm, eps)
+        return self.down(silu_and_mul(self.gate_up(normed))), residual
+
+
+class StepTensors:
+    """What all layers of one step share: positions' angles, where keys and values go, and the attention's shape."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, slots: Tensor, attention: PagedAttention) -> None:
+        self.cos = cos
+        self.sin = sin
+        self.slots = slots
+        self.attention = attention
+
+
+class Decoder:
+    """All layers with embeddings and head. Weights are read-only; keys and values live in the pools given to each call."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        *,
+        max_position: int,
+        rope_divisors: Tensor | None = None,
+    ) -> None:
+        self.config = config
+        self.embeddings = tensors["model.embed_tokens.weight"]
+        self.layers = [DecoderLayer(config, tensors, index) for index in range(config.num_layers)]
+        self.norm = tensors["model.norm.weight"]
+        self.head = Linear(self.embeddings if config.tie_embeddings else tensors["lm_head.weight"])
+        frequencies = config.inverse_frequencies()
+        if rope_divisors is not None:
+            frequencies = frequencies / rope_divisors.float()
+        angles = torch.arange(max_position).float()[:, None] * frequencies[None, :]
+        # float32 whatever the model's dtype: bfloat16 angles lose whole positions beyond a few hundred tokens.
+        self.cos = angles.cos().unsqueeze(1).to(self.embeddings.device)
+        self.sin = angles.sin().unsqueeze(1).to(self.embeddings.device)
+        seen: dict[int, int] = {tensor.data_ptr(): tensor.numel() for tensor in tensors.values()}
+        self.num_parameters = sum(seen.values())
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        attention: PagedAttention,
+        pools: list[tuple[Tensor, Tensor]],
+        rows: Tensor,
+    ) -> Tensor:
+        """Logits, [rows, vocab] float32, of the given rows after computing all tokens of the step.
+
+        token_ids, positions, slots: [tokens] int64; pools: each layer's (keys, values),
+        [num_blocks, kv_heads, block_size, head_dim], written at `slots`; rows: [rows] int64 indices into the tokens.
+        """
+        step = StepTensors(self.cos[positions], self.sin[positions], slots, attention)
+        hidden, residual = embedding(token_ids, self.embeddings), None
+        for layer, (k_pool, v_pool) in zip(self.layers, pools, strict=True):
+            hidden, residual = layer(hidden, residual, step, k_pool, v_pool)
+        assert residual is not None, "a decoder has at least one layer"
+        final, _ = add_rms_norm(hidden[rows], residual[rows], self.norm, self.config.rms_norm_eps)
+        logits: Tensor = self.head(final).float()
+        return logits

@@ -1,0 +1,352 @@
+"""The engine's core: requests in, one step at a time, deltas out. Single-threaded; `AsyncEngine` puts a thread around it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, overload
+
+from engine.chat_template import ChatTemplate
+from engine.config import EngineConfig
+from engine.detokenizer import Detokenizer
+from engine.errors import EngineError, InvalidParameterError, PromptTooLongError, StepFailedError
+from engine.kv_cache import KVCache
+from engine.model_runner import ModelRunner
+from engine.outputs import (
+    FINISH_ABORT,
+    FINISH_ERROR,
+    FINISH_LENGTH,
+    FINISH_STOP,
+    Completion,
+    EngineStats,
+    OutputDelta,
+    RequestOutput,
+    TokenLogprob,
+)
+from engine.request import Request
+from engine.sampler import Sampler
+from engine.sampling_params import SamplingParams
+from engine.scheduler import Scheduler, StepPlan
+
+log = logging.getLogger(__name__)
+
+Prompt = str | Sequence[int]
+
+
+class Engine:
+    """One model, one KV pool, one scheduler.
+
+    Raises:
+        ModelLoadError: the model's files are missing, broken or not supported.
+        InvalidParameterError: a setting does not fit the model or the machine.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.runner = ModelRunner(config)
+        self.tokenizer = self.runner.tokenizer
+        self.chat_template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer)
+        self.kv_cache = KVCache(
+            self.runner.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
+        )
+        self.scheduler = Scheduler(
+            self.kv_cache, config.max_num_seqs, config.max_num_batched_tokens, config.prefill_share
+        )
+        self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size)
+        self._requests: dict[str, list[Request]] = {}
+        self._ids = itertools.count()
+        self.num_steps = 0
+        self.num_prompt_tokens = 0
+        self.num_generated_tokens = 0
+
+    @property
+    def max_model_len(self) -> int:
+        return self.runner.max_model_len
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    @overload
+    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput: ...
+
+    @overload
+    def generate(self, prompt: Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]: ...
+
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> RequestOutput | list[RequestOutput]:
+        """Answer a prompt (text or token ids), or a list of prompts together; returns when all are finished.
+
+        Text is taken as plain text: what spells a control token stays text. Prompts that hold control tokens are given as
+        token ids, from `render_chat` or `tokenizer.encode(text, allow_special=True)`.
+        """
+        params = params or SamplingParams()
+        if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
+            return self._generate_all([prompt], params)[0]  # type: ignore[list-item]
+        return self._generate_all(prompt, params)  # type: ignore[arg-type]
+
+    def _generate_all(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[RequestOutput]:
+        outputs: dict[str, RequestOutput] = {}
+        # All are checked before any is queued: a bad one must not leave its neighbours running.
+        for requests in [self.make_requests(prompt, params) for prompt in prompts]:
+            self.add(requests)
+            first = requests[0]
+            outputs[first.request_id] = RequestOutput(
+                first.request_id, list(first.token_ids), [Completion(r.index) for r in requests]
+            )
+        while self.has_work:
+            for delta in self.step():
+                output = outputs.get(delta.request_id)
+                if output is None:
+                    continue
+                if delta.error is not None:
+                    raise delta.error
+                output.completions[delta.index].add(delta)
+                output.num_cached_tokens = delta.num_cached_tokens
+        return list(outputs.values())
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Token ids of a conversation in the model's own chat format; text of messages never becomes a control token."""
+        return self.chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def make_requests(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        pins_prefix: bool = False,
+    ) -> list[Request]:
+        """Check a prompt against the model and the pool, and build its `params.n` sequences. Touches no engine state.
+
+        Raises:
+            PromptTooLongError: it can never fit, whatever else runs.
+            InvalidParameterError: an empty prompt, or an id outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            token_ids = self.tokenizer.encode(prompt, add_bos=self.tokenizer.adds_bos)
+        else:
+            token_ids = list(prompt)
+        self._check_ids(token_ids, params)
+        max_tokens = self._max_tokens(len(token_ids), params)
+        request_id = request_id or f"req-{next(self._ids)}"
+        return [
+            Request(
+                request_id,
+                token_ids,
+                params,
+                max_tokens,
+                Detokenizer(self.tokenizer, params.stop, min_tokens=params.min_tokens),
+                index=index,
+                tenant=tenant,
+                pins_prefix=pins_prefix,
+            )
+            for index in range(params.n)
+        ]
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue the sequences of one request."""
+        request_id = requests[0].request_id
+        if request_id in self._requests:
+            raise InvalidParameterError("request_id", f"{request_id!r} is in use by a request that has not finished")
+        self._requests[request_id] = list(requests)
+        for request in requests:
+            self.scheduler.add(request)
+
+    def pin(self, token_ids: Sequence[int]) -> int:
+        """Compute a prefix (the system prompt) and keep its whole blocks in the cache for good; returns its tokens.
+
+        For use while nothing else runs; `AsyncEngine.pin` may be called at any time.
+        """
+        requests = self.make_pin(token_ids)
+        if requests:
+            self.add(requests)
+            while self.has_work:
+                self.step()
+        return requests[0].num_prompt_tokens if requests else 0
+
+    def make_pin(self, token_ids: Sequence[int]) -> list[Request]:
+        """The request whose blocks `pin` keeps; empty if the prefix fills no block or prefixes are not cached."""
+        if not self.config.enable_prefix_caching:
+            return []
+        tokens = self.kv_cache.share(token_ids)
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        return self.make_requests(tokens, params, pins_prefix=True) if tokens else []
+
+    def abort(self, request_id: str) -> list[OutputDelta]:
+        """End a request in whatever state it is; unknown or finished ids are harmless. Returns its last deltas."""
+        deltas = []
+        for request in self._requests.pop(request_id, []):
+            self.scheduler.finish(request)
+            deltas.append(self._delta(request, "", (), None, FINISH_ABORT))
+        if deltas and self.config.check_integrity:
+            self.check_integrity()
+        return deltas
+
+    def step(self) -> list[OutputDelta]:
+        """Schedule, compute, sample: every running request advances by some tokens. Returns what became known."""
+        plan = self.scheduler.schedule()
+        if not plan:
+            return self._unblock()
+        self.num_steps += 1
+        try:
+            complete, logits = self.runner.run(plan)
+            sampled = self.sampler.sample(complete, logits)
+        except Exception as error:
+            log.exception("step failed: requests=%d", len(plan.requests))
+            return self._fail(plan.requests, StepFailedError(f"the step that computed this request failed: {error}"))
+        self._count_computed(plan)
+        deltas = [
+            self._advance(request, token_id, logprob)
+            for request, (token_id, logprob) in zip(complete, sampled, strict=True)
+        ]
+        if self.config.check_integrity:
+            self.check_integrity()
+        return deltas
+
+    def is_live(self, request_id: str) -> bool:
+        """Whether a request is queued or running."""
+        return request_id in self._requests
+
+    def refusal(self, request: Request, error: EngineError) -> OutputDelta:
+        """The only delta of a request that was never queued."""
+        return self._delta(request, "", (), None, FINISH_ERROR, error=error)
+
+    def check_integrity(self) -> None:
+        """Assert that no block is lost, doubled or leaked (`KVCache.check_integrity`)."""
+        live = [request for requests in self._requests.values() for request in requests]
+        self.kv_cache.check_integrity(live)
+
+    def stats(self) -> EngineStats:
+        """A snapshot; may be called from any thread."""
+        cache = self.kv_cache
+        return EngineStats(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_kv_blocks=cache.pool.num_blocks,
+            num_free_blocks=cache.pool.num_free,
+            num_pinned_blocks=cache.num_pinned_blocks,
+            num_steps=self.num_steps,
+            num_preemptions=self.scheduler.num_preemptions,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+            num_prefix_queries=cache.num_prefix_queries,
+            num_prefix_hits=cache.num_prefix_hits,
+        )
+
+    def _count_computed(self, plan: StepPlan) -> None:
+        for request, num_tokens in plan:
+            request.num_computed += num_tokens
+            request.check()
+            self.kv_cache.publish(request)
+
+    def _advance(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> OutputDelta:
+        if request.num_output_tokens == 0:
+            self.num_prompt_tokens += request.num_prompt_tokens
+        request.token_ids.append(token_id)
+        self.num_generated_tokens += 1
+        reason, stopped_by, text = self._end_of(request, token_id)
+        if reason is not None:
+            if request.pins_prefix:
+                self.kv_cache.pin(request)
+            self._finish(request)
+        return self._delta(request, text, (token_id,), logprob, reason, stopped_by)
+
+    def _end_of(self, request: Request, token_id: int) -> tuple[str | None, str | int | None, str]:
+        """(finish reason, stop reason, text that is now certain) after the newest token, tested in vLLM's order."""
+        params, detokenizer = request.params, request.detokenizer
+        may_stop = request.num_output_tokens >= params.min_tokens
+        if may_stop and not params.ignore_eos and token_id in self.tokenizer.eos_token_ids:
+            return FINISH_STOP, None, detokenizer.finish()
+        if may_stop and token_id in params.stop_token_ids:
+            return FINISH_STOP, token_id, detokenizer.finish()
+        text = detokenizer.push(token_id)
+        if detokenizer.stopped_by is not None:
+            return FINISH_STOP, detokenizer.stopped_by, text
+        if request.num_output_tokens >= request.max_tokens:
+            text += detokenizer.finish()
+            # The flush may complete a stop string that was still held back.
+            stopped = detokenizer.stopped_by
+            return (FINISH_STOP, stopped, text) if stopped is not None else (FINISH_LENGTH, None, text)
+        return None, None, text
+
+    def _finish(self, request: Request) -> None:
+        self.scheduler.finish(request)
+        siblings = self._requests.get(request.request_id, [])
+        if request in siblings:
+            siblings.remove(request)
+        if not siblings:
+            self._requests.pop(request.request_id, None)
+
+    def _fail(self, requests: Iterable[Request], error: EngineError) -> list[OutputDelta]:
+        deltas = []
+        for request in list(requests):
+            self._finish(request)
+            deltas.append(self._delta(request, "", (), None, FINISH_ERROR, error=error))
+        return deltas
+
+    def _unblock(self) -> list[OutputDelta]:
+        """Nothing could be scheduled. That is right when there is no work; otherwise the head of the queue would wait for ever."""
+        if not self.scheduler.waiting or self.scheduler.running:
+            return []
+        request = self.scheduler.waiting[0]
+        log.error("request can not be admitted to an idle engine: request_id=%s", request.request_id)
+        return self._fail([request], EngineError(f"{request.num_tokens:,} tokens do not fit the KV cache; this is a bug"))
+
+    def _delta(
+        self,
+        request: Request,
+        text: str,
+        token_ids: tuple[int, ...],
+        logprob: TokenLogprob | None,
+        finish_reason: str | None,
+        stop_reason: str | int | None = None,
+        error: Exception | None = None,
+    ) -> OutputDelta:
+        return OutputDelta(
+            request_id=request.request_id,
+            index=request.index,
+            text=text,
+            token_ids=token_ids,
+            logprobs=None if logprob is None else (logprob,),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_prefix_tokens,
+            num_output_tokens=request.num_output_tokens,
+            error=error,
+        )
+
+    def _check_ids(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        vocab_size = self.runner.model_config.vocab_size
+        if not token_ids:
+            raise InvalidParameterError("prompt", "is empty; give at least one token")
+        for field, ids in (
+            ("prompt", token_ids),
+            ("logit_bias", params.logit_bias),
+            ("stop_token_ids", params.stop_token_ids),
+        ):
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise InvalidParameterError(
+                        field, f"token id {token_id} is outside the vocabulary; ids are 0 to {vocab_size - 1}"
+                    )
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        """Tokens the answer may have; refuses what can never fit the model's context or the whole of the pool."""
+        reserved = params.max_tokens or 1
+        if num_prompt_tokens + reserved > self.max_model_len:
+            raise PromptTooLongError(num_prompt_tokens, self.max_model_len, reserved)
+        capacity = self.kv_cache.capacity
+        if num_prompt_tokens + reserved > capacity:
+            raise PromptTooLongError(num_prompt_tokens, capacity, reserved, limited_by="cache")
+        return params.max_tokens or min(self.max_model_len, capacity) - num_prompt_tokens

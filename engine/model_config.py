@@ -1,0 +1,219 @@
+"""The shape of a Llama-family decoder, read from Hugging Face's `config.json` or from GGUF metadata."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelLoadError
+
+# Hugging Face architecture → (qkv bias, q/k norm) where config.json does not say.
+ARCHITECTURES: dict[str, tuple[bool, bool]] = {
+    "LlamaForCausalLM": (False, False),
+    "MistralForCausalLM": (False, False),
+    "Qwen2ForCausalLM": (True, False),
+    "Qwen3ForCausalLM": (False, True),
+}
+GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched: "default", "linear" (`factor`) or "llama3" (all fields)."""
+
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder class serves all of these; configuration, not code, tells the models apart.
+
+    `sliding_windows` holds one entry a layer: the window in tokens, or None for full attention.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling
+    sliding_windows: tuple[int | None, ...]
+    attention_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tie_embeddings: bool
+
+    @property
+    def scale(self) -> float:
+        """Attention scores are multiplied by this."""
+        return self.head_dim**-0.5
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values of one token in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+    def inverse_frequencies(self) -> Tensor:
+        """[head_dim / 2] float32: angle per position of each rotated pair."""
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim
+        frequencies = 1.0 / (self.rope_theta**exponents)
+        scaling = self.rope_scaling
+        if scaling.kind == "linear":
+            return frequencies / scaling.factor
+        if scaling.kind == "llama3":
+            return _llama3_frequencies(frequencies, scaling)
+        return frequencies
+
+
+def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between interpolated."""
+    wavelengths = 2 * math.pi / frequencies
+    low_wavelength = scaling.original_max_position / scaling.low_freq_factor
+    high_wavelength = scaling.original_max_position / scaling.high_freq_factor
+    scaled = torch.where(wavelengths > low_wavelength, frequencies / scaling.factor, frequencies)
+    smooth = (scaling.original_max_position / wavelengths - scaling.low_freq_factor) / (
+        scaling.high_freq_factor - scaling.low_freq_factor
+    )
+    smoothed = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+    between = (wavelengths >= high_wavelength) & (wavelengths <= low_wavelength)
+    return torch.where(between, smoothed, scaled)
+
+
+def from_folder(folder: Path) -> ModelConfig:
+    """Read `config.json` of a Hugging Face checkpoint.
+
+    Raises:
+        ModelLoadError: the file is missing or broken, or the architecture or a feature of it is not supported.
+    """
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{folder} has no config.json; a model folder needs config.json, tokenizer.json and *.safetensors") from None
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not valid JSON: {error}") from None
+    return from_dict(raw, str(path))
+
+
+def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
+    """Read the fields of a `config.json`; `where` names it in errors."""
+    architecture = (raw.get("architectures") or ["none"])[0]
+    if architecture not in ARCHITECTURES:
+        raise ModelLoadError(f"{where}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+    bias, qk_norm = ARCHITECTURES[architecture]
+    try:
+        num_heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        num_layers = int(raw["num_hidden_layers"])
+        rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+        return ModelConfig(
+            architecture=architecture,
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=hidden,
+            intermediate_size=int(raw["intermediate_size"]),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
+            head_dim=int(raw.get("head_dim") or hidden // num_heads),
+            max_position=int(raw.get("max_position_embeddings") or 2048),
+            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
+            rope_scaling=_rope_scaling(rope, where),
+            sliding_windows=_sliding_windows(raw, architecture, num_layers),
+            attention_bias=bool(raw.get("attention_bias", bias)),
+            output_bias=bool(raw.get("attention_bias", False)),
+            mlp_bias=bool(raw.get("mlp_bias", False)),
+            qk_norm=qk_norm,
+            tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        )
+    except KeyError as error:
+        raise ModelLoadError(f"{where} has no field {error}") from None
+    except (TypeError, ValueError) as error:
+        raise ModelLoadError(f"{where} has a field of the wrong kind: {error}") from None
+
+
+def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling:
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    if kind == "default":
+        return RopeScaling()
+    if kind == "linear":
+        return RopeScaling("linear", float(rope["factor"]))
+    if kind == "llama3":
+        return RopeScaling(
+            "llama3",
+            float(rope["factor"]),
+            float(rope["low_freq_factor"]),
+            float(rope["high_freq_factor"]),
+            int(rope["original_max_position_embeddings"]),
+        )
+    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: default, linear, llama3")
+
+
+def _sliding_windows(raw: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[int | None, ...]:
+    window = raw.get("sliding_window")
+    if window is None or (architecture.startswith("Qwen") and not raw.get("use_sliding_window", False)):
+        return (None,) * num_layers
+    kinds: Sequence[str] | None = raw.get("layer_types")
+    if kinds is not None:
+        return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)
+    first = int(raw.get("max_window_layers", 0)) if architecture.startswith("Qwen") else 0
+    return tuple(int(window) if layer >= first else None for layer in range(num_layers))
+
+
+def from_gguf(metadata: Mapping[str, Any], tensor_names: Sequence[str], where: str) -> ModelConfig:
+    """Read the shape from a GGUF file's metadata; `tensor_names` tells what metadata leaves out."""
+    kind = str(metadata.get("general.architecture"))
+    if kind not in GGUF_ARCHITECTURES:
+        raise ModelLoadError(
+            f"{where}: GGUF architecture {kind!r} is not supported; supported: {', '.join(GGUF_ARCHITECTURES)}"
+        )
+    names = set(tensor_names)
+
+    def field(name: str, default: Any = None) -> Any:
+        value = metadata.get(f"{kind}.{name}", default)
+        if value is None:
+            raise ModelLoadError(f"{where}: the GGUF metadata has no {kind}.{name}")
+        return value
+
+    num_heads, hidden = int(field("attention.head_count")), int(field("embedding_length"))
+    num_layers = int(field("block_count"))
+    raw = {
+        "architectures": [GGUF_ARCHITECTURES[kind]],
+        "vocab_size": int(metadata.get(f"{kind}.vocab_size") or len(metadata.get("tokenizer.ggml.tokens", ()))),
+        "hidden_size": hidden,
+        "intermediate_size": int(field("feed_forward_length")),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": int(field("attention.head_count_kv", num_heads)),
+        "head_dim": int(field("attention.key_length", hidden // num_heads)),
+        "max_position_embeddings": int(field("context_length")),
+        "rms_norm_eps": float(field("attention.layer_norm_rms_epsilon")),
+        "rope_theta": float(field("rope.freq_base", 10000.0)),
+        "tie_word_embeddings": "output.weight" not in names,
+    }
+    if kind == "llama" and metadata.get("llama.attention.sliding_window"):
+        raw["sliding_window"] = int(metadata["llama.attention.sliding_window"])
+    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
+    if scaling == "linear":
+        raw["rope_scaling"] = {"rope_type": "linear", "factor": float(field("rope.scaling.factor"))}
+    elif scaling not in ("none", ""):
+        raise ModelLoadError(f"{where}: rope scaling {scaling!r} is not supported; supported: none, linear")
+    config = from_dict(raw, where)
+    has_bias = "blk.0.attn_q.bias" in names
+    return replace(config, attention_bias=has_bias, output_bias="blk.0.attn_output.bias" in names)

@@ -1,0 +1,107 @@
+"""What the engine gives back: deltas of a stream, and the whole of a finished request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FINISH_STOP = "stop"
+FINISH_LENGTH = "length"
+FINISH_ABORT = "abort"
+FINISH_ERROR = "error"
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One token with its natural-log probability; `top` holds the most likely alternatives, best first."""
+
+    token_id: int
+    token: str
+    logprob: float
+    bytes: bytes
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class OutputDelta:
+    """What one step added to one answer of a request.
+
+    `text` may be empty while characters or a possible stop string are held back; the deltas of an answer, joined, are its
+    whole text. `num_*` are running totals. `finish_reason` is set on the last delta of each answer.
+    """
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    error: Exception | None = None
+
+
+@dataclass
+class Completion:
+    """One answer. `finish_reason`: "stop", "length", "abort" or "error"; `stop_reason`: the stop string or token id."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+    def add(self, delta: OutputDelta) -> None:
+        """Append what a step brought."""
+        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *delta.logprobs]
+        if delta.finish_reason is not None:
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+@dataclass
+class RequestOutput:
+    """A finished request: its prompt and `n` answers. `text`, `token_ids`, `finish_reason` are those of the first."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+    num_cached_tokens: int = 0
+
+    @property
+    def text(self) -> str:
+        return self.completions[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.completions[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.completions[0].finish_reason
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """A snapshot of the engine: gauges, and counters since the start."""
+
+    num_running: int
+    num_waiting: int
+    num_kv_blocks: int
+    num_free_blocks: int
+    num_pinned_blocks: int
+    num_steps: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of KV blocks that requests hold (cached but unheld blocks count as free), 0 to 1."""
+        return 1.0 - self.num_free_blocks / self.num_kv_blocks

@@ -1,0 +1,97 @@
+"""A request as arithmetic on three numbers, and nothing that schedules, computes or stores."""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import time
+from collections.abc import Sequence
+
+from engine.detokenizer import Detokenizer
+from engine.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Request:
+    """One sequence: a prompt, and the answer as far as it has been generated.
+
+        tokens      [ prompt ............................ | answer ........ ]
+        0 ── num_cached ── num_computed ───────────────────────────── num_tokens
+
+    Tokens before `num_cached` came from the prefix cache, those before `num_computed` have keys and values in the pool, and a
+    step is given some of the `num_tokens - num_computed` that are missing. There is no prefill phase and no decode phase.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        max_tokens: int,
+        detokenizer: Detokenizer,
+        *,
+        index: int = 0,
+        tenant: str = "",
+        pins_prefix: bool = False,
+    ) -> None:
+        self.request_id = request_id
+        self.index = index
+        self.tenant = tenant
+        self.pins_prefix = pins_prefix
+        self.params = params
+        self.max_tokens = max_tokens
+        self.detokenizer = detokenizer
+        seed = params.seed if params.seed is not None else secrets.randbits(62)
+        # The answers of one request are different draws of one seed.
+        self.seed = seed + index * 0x9E3779B97F4A7C15
+        self.token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.token_ids)
+        self.num_cached = 0
+        # Tokens of the prompt served from the cache at the first admission; a preemption does not change it.
+        self.num_prefix_tokens = 0
+        self.num_computed = 0
+        self.block_table: list[int] = []
+        self.block_hashes: list[bytes] = []
+        self.num_published = 0
+        self.status = RequestStatus.WAITING
+        self.num_preemptions = 0
+        self.arrival_s = time.monotonic()
+        self.first_scheduled_s: float | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return (self.request_id, self.index)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_missing(self) -> int:
+        """Tokens whose keys and values are not in the pool yet."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the newest token is missing, so that the next step yields a token."""
+        return self.num_missing == 1 and self.num_output_tokens > 0
+
+    def check(self) -> None:
+        """Assert the invariant of the class docstring."""
+        assert 0 <= self.num_cached <= self.num_computed <= self.num_tokens, (
+            f"request {self.request_id}: expected num_cached <= num_computed <= num_tokens, "
+            f"got {self.num_cached}, {self.num_computed}, {self.num_tokens}"
+        )

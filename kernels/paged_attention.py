@@ -1,0 +1,202 @@
+"""Causal attention of ragged query rows over keys and values that lie in blocks of a shared pool.
+
+Row r of sequence b stands at position p = context_len[b] − query_len[b] + r and sees the keys 0 … p (with a sliding
+window w, only the last w of them):
+
+    out[r] = softmax(scale · q[r] · K[0..p]ᵀ) · V[0..p]
+
+Prefill chunks, decode steps and verification rows are the same operation with different query lengths. Query heads are
+grouped over key/value heads (GQA). Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving
+with PagedAttention" (2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(frozen=True)
+class AttentionBatch:
+    """The shape of one step, shared by all layers.
+
+    Attributes:
+        query_lens: new tokens of each sequence, in row order; every entry at least 1.
+        context_lens: keys of each sequence after this step (cached and new).
+        block_tables: pool blocks of each sequence, at least ceil(context_len / block_size) entries.
+        block_size: keys in a block.
+        device: where the pool lies.
+    """
+
+    query_lens: Sequence[int]
+    context_lens: Sequence[int]
+    block_tables: Sequence[Sequence[int]]
+    block_size: int
+    device: torch.device
+
+    @cached_property
+    def chunks(self) -> list[_Chunk]:
+        """Sequences with more than one query row, each attended to on its own."""
+        chunks, start = [], 0
+        for query_len, context_len, table in zip(self.query_lens, self.context_lens, self.block_tables, strict=True):
+            if query_len > 1:
+                blocks = torch.tensor(table[: -(-context_len // self.block_size)], device=self.device)
+                chunks.append(_Chunk(start, query_len, context_len, blocks))
+            start += query_len
+        return chunks
+
+    @cached_property
+    def decode(self) -> _DecodeRows | None:
+        """Sequences with exactly one query row, attended to together over padded block tables."""
+        rows, lens, tables, start = [], [], [], 0
+        for query_len, context_len, table in zip(self.query_lens, self.context_lens, self.block_tables, strict=True):
+            if query_len == 1:
+                rows.append(start)
+                lens.append(context_len)
+                tables.append(table[: -(-context_len // self.block_size)])
+            start += query_len
+        if not rows:
+            return None
+        width = max(len(table) for table in tables)
+        # Padding repeats the sequence's own first block: always valid memory, and masked out.
+        padded = [[*table, *([table[0]] * (width - len(table)))] for table in tables]
+        all_rows = len(rows) == len(self.query_lens)
+        return _DecodeRows(
+            rows=None if all_rows else torch.tensor(rows, device=self.device),
+            context_lens=torch.tensor(lens, device=self.device),
+            blocks=torch.tensor(padded, device=self.device),
+            same_length=len(set(lens)) == 1,
+            width=max(lens),
+        )
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    start: int
+    query_len: int
+    context_len: int
+    blocks: Tensor
+
+    def mask(self, groups: int, window: int | None) -> Tensor:
+        """[groups · query_len, context_len] bool: which keys each (grouped) query row sees."""
+        positions = torch.arange(self.context_len - self.query_len, self.context_len, device=self.blocks.device)
+        return _visible(positions, self.context_len, window).repeat(groups, 1)
+
+
+@dataclass(frozen=True)
+class _DecodeRows:
+    rows: Tensor | None
+    context_lens: Tensor
+    blocks: Tensor
+    same_length: bool
+    width: int
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """[sequences, 1, 1, width] bool, or None where every key is seen."""
+        if self.same_length and (window is None or self.width <= window):
+            return None
+        return _visible(self.context_lens - 1, self.width, window)[:, None, None, :]
+
+
+def _visible(positions: Tensor, num_keys: int, window: int | None) -> Tensor:
+    keys = torch.arange(num_keys, device=positions.device)
+    seen = keys[None, :] <= positions[:, None]
+    if window is not None:
+        seen &= keys[None, :] > positions[:, None] - window
+    return seen
+
+
+def reference(
+    q: Tensor, k_pool: Tensor, v_pool: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+) -> Tensor:
+    """The formula above, one sequence at a time in float32. Shapes as `PagedAttention.__call__`."""
+    heads, kv_heads = q.shape[1], k_pool.shape[1]
+    out, start = torch.empty_like(q), 0
+    for query_len, context_len, table in zip(batch.query_lens, batch.context_lens, batch.block_tables, strict=True):
+        slots = torch.arange(context_len, device=q.device)
+        blocks = torch.tensor(list(table), device=q.device)[slots // batch.block_size]
+        k = k_pool[blocks, :, slots % batch.block_size].float().repeat_interleave(heads // kv_heads, dim=1)
+        v = v_pool[blocks, :, slots % batch.block_size].float().repeat_interleave(heads // kv_heads, dim=1)
+        rows = q[start : start + query_len].float()
+        scores = torch.einsum("qhd,khd->hqk", rows, k) * scale
+        positions = torch.arange(context_len - query_len, context_len, device=q.device)
+        scores = scores.masked_fill(~_visible(positions, context_len, window), float("-inf"))
+        out[start : start + query_len] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+        start += query_len
+    return out
+
+
+class PagedAttention:
+    """Attention for one step: masks are built once and used by every layer."""
+
+    def __init__(self, batch: AttentionBatch, num_heads: int, num_kv_heads: int, scale: float) -> None:
+        self.batch = batch
+        self.groups = num_heads // num_kv_heads
+        self.scale = scale
+        self._chunk_masks: dict[tuple[int, int | None], Tensor] = {}
+        self._decode_masks: dict[int | None, Tensor | None] = {}
+
+    def __call__(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, window: int | None = None) -> Tensor:
+        """q: [tokens, heads, head_dim]; k_pool, v_pool: [num_blocks, kv_heads, block_size, head_dim] of one layer.
+
+        `window` is the layer's sliding window in tokens, None for full attention. Returns [tokens, heads, head_dim].
+        """
+        decode = self.batch.decode
+        if decode is not None and decode.rows is None:
+            return self._attend_decode(q, k_pool, v_pool, decode, window)
+        out = torch.empty_like(q)
+        if decode is not None:
+            out[decode.rows] = self._attend_decode(q[decode.rows], k_pool, v_pool, decode, window)
+        for index, chunk in enumerate(self.batch.chunks):
+            mask = self._chunk_masks.get((index, window))
+            if mask is None:
+                mask = self._chunk_masks[index, window] = chunk.mask(self.groups, window)
+            rows = slice(chunk.start, chunk.start + chunk.query_len)
+            out[rows] = self._attend_chunk(q[rows], k_pool, v_pool, chunk, mask)
+        return out
+
+    def _attend_chunk(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, chunk: _Chunk, mask: Tensor) -> Tensor:
+        k, v = _gather(k_pool, chunk.blocks, chunk.context_len), _gather(v_pool, chunk.blocks, chunk.context_len)
+        kv_heads, head_dim = k.shape[0], k.shape[2]
+        # Grouped query heads become extra query rows, so keys are neither repeated nor read twice.
+        grouped = q.view(chunk.query_len, kv_heads, self.groups, head_dim).permute(1, 2, 0, 3)
+        grouped = grouped.reshape(1, kv_heads, self.groups * chunk.query_len, head_dim)
+        out = scaled_dot_product_attention(grouped, k[None], v[None], attn_mask=mask, scale=self.scale)
+        out = out.view(kv_heads, self.groups, chunk.query_len, head_dim).permute(2, 0, 1, 3)
+        return out.reshape(q.shape)
+
+    def _attend_decode(
+        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, rows: _DecodeRows, window: int | None
+    ) -> Tensor:
+        sequences, width = rows.blocks.shape
+        kv_heads, block_size, head_dim = k_pool.shape[1:]
+        if window not in self._decode_masks:
+            self._decode_masks[window] = rows.mask(window)
+        mask = self._decode_masks[window]
+
+        def gathered(pool: Tensor) -> Tensor:
+            picked = pool.index_select(0, rows.blocks.view(-1)).view(sequences, width, kv_heads, block_size, head_dim)
+            picked = picked.permute(0, 2, 1, 3, 4).reshape(sequences, kv_heads, width * block_size, head_dim)
+            return picked[:, :, : rows.width]
+
+        k, v = gathered(k_pool), gathered(v_pool)
+        grouped = q.view(sequences, kv_heads, self.groups, head_dim)
+        # Two batched products with a float32 softmax beat SDPA at one query row.
+        scores = torch.matmul(grouped, k.transpose(-1, -2)).float() * self.scale
+        if mask is not None:
+            # Blocks past a sequence's end hold other data, perhaps NaN left by a failed step: fill, never add.
+            scores = scores.masked_fill(~mask, float("-inf"))
+        weights = scores.softmax(-1).to(v.dtype)
+        return torch.matmul(weights, v).view(q.shape)
+
+
+def _gather(pool: Tensor, blocks: Tensor, context_len: int) -> Tensor:
+    """[kv_heads, context_len, head_dim] of the given blocks."""
+    picked = pool.index_select(0, blocks)
+    num_blocks, kv_heads, block_size, head_dim = picked.shape
+    return picked.permute(1, 0, 2, 3).reshape(kv_heads, num_blocks * block_size, head_dim)[:, :context_len]

@@ -1,0 +1,104 @@
+"""Choosing tokens from logits: penalties, filters and counter-based noise.
+
+The noise of a token depends on (seed, position, token) only, so a seed gives the same tokens alone, in a batch, after a
+preemption and with speculation. The draw is argmax(logits / temperature + Gumbel noise), which samples the softmax
+exactly (Gumbel-max trick; Maddison et al., "A* Sampling", 2014).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+# Candidates looked at before a full sort is paid for; a chat model's top-p mass nearly always lies within them.
+FAST_CANDIDATES = 256
+
+
+def _mix_int(value: int) -> int:
+    value &= _MASK
+    value = ((value ^ (value >> 16)) * 0x85EBCA6B) & _MASK
+    value = ((value ^ (value >> 13)) * 0xC2B2AE35) & _MASK
+    return value ^ (value >> 16)
+
+
+def _mix(value: Tensor) -> Tensor:
+    value = ((value ^ (value >> 16)) * 0x85EBCA6B) & _MASK
+    value = ((value ^ (value >> 13)) * 0xC2B2AE35) & _MASK
+    return value ^ (value >> 16)
+
+
+def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise, float64 in the shape of `token_ids` (int64).
+
+    The generator is MurmurHash3's 32-bit finaliser, chained over seed, position and token; a uniform value is
+    (hash + 0.5) / 2³², strictly inside (0, 1).
+    """
+    key = _mix_int(seed ^ 0x9E3779B9)
+    key = _mix_int(key ^ _mix_int((seed >> 32) + 0x7F4A7C15))
+    key = _mix_int(key ^ _mix_int(position + 0x165667B1))
+    second = _mix_int(key + 0x27D4EB2F)
+    hashed = _mix(_mix((token_ids + second) & _MASK) ^ key)
+    uniform = (hashed.double() + 0.5) / 2.0**32
+    return -torch.log(-torch.log(uniform))
+
+
+def apply_penalties(
+    logits: Tensor, seen_ids: Tensor, output_ids: Tensor, repetition: float, presence: float, frequency: float
+) -> None:
+    """Penalise one row of logits [vocab], float32, in place.
+
+    `repetition` divides positive and multiplies negative logits of every token in `seen_ids` (prompt and output; Keskar
+    et al., "CTRL", 2019); `presence` is subtracted once and `frequency` once per occurrence for tokens in `output_ids`
+    (OpenAI's definition). Both id tensors are int64.
+    """
+    if repetition != 1.0 and seen_ids.numel():
+        unique = torch.unique(seen_ids)
+        values = logits[unique]
+        logits[unique] = torch.where(values > 0, values / repetition, values * repetition)
+    if (presence or frequency) and output_ids.numel():
+        unique, counts = torch.unique(output_ids, return_counts=True)
+        logits[unique] -= presence + frequency * counts.to(logits.dtype)
+
+
+def keep_candidates(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
+    """The tokens of one row that may be drawn: (token ids, their scaled logits).
+
+    `scaled` is [vocab], logits divided by the temperature. Filters apply in the order min_p, top_k, top_p; top_p counts
+    probabilities renormalised over what the earlier filters left and keeps the smallest set that reaches it (at least one).
+    """
+    ids, values = torch.arange(scaled.shape[0], device=scaled.device), scaled
+    if min_p > 0.0:
+        alive = values >= values.max() + math.log(min_p)
+        ids, values = ids[alive], values[alive]
+    if 0 < top_k < values.shape[0]:
+        values, picked = values.topk(top_k)
+        ids = ids[picked]
+    if top_p < 1.0:
+        picked, count = _nucleus(values, top_p)
+        ids, values = ids[picked[:count]], values[picked[:count]]
+    return ids, values
+
+
+def _nucleus(values: Tensor, top_p: float) -> tuple[Tensor, int]:
+    """Indices of `values` best first, and how many of them make the smallest set whose probability reaches top_p."""
+    total = torch.logsumexp(values, dim=0)
+    width = min(values.shape[0], FAST_CANDIDATES)
+    ordered, picked = values.topk(width)
+    cumulative = torch.exp(ordered - total).cumsum(0)
+    if width < values.shape[0] and bool(cumulative[-1] < top_p):
+        ordered, picked = values.sort(descending=True, stable=True)
+        cumulative = torch.exp(ordered - total).cumsum(0)
+    return picked, min(int((cumulative < top_p).sum()) + 1, picked.shape[0])
+
+
+def sample_row(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
+) -> int:
+    """Draw one token from a row of logits [vocab] float32; `position` is the index the token will have in the sequence."""
+    ids, values = keep_candidates(logits / temperature, top_k, top_p, min_p)
+    if ids.shape[0] == 1:
+        return int(ids[0])
+    return int(ids[torch.argmax(values.double() + gumbel_noise(seed, position, ids))])
