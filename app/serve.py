@@ -1,0 +1,354 @@
+"""`ragstone serve` as a process: the UI beside it, the API in it, progress and addresses for the person who started it.
+
+What is served is `app.server.create_app`; what must hold before it is `app.preflight`. Heavy imports happen late, after
+the UI process has been started, so that both load at the same time.
+"""
+
+import collections
+import contextlib
+import ctypes
+import http.client
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from app import models, preflight
+from app.errors import RagstoneError, StartupError
+from app.settings import Settings, unknown_variables
+
+if TYPE_CHECKING:
+    import uvicorn
+
+logger = logging.getLogger(__name__)
+
+# Libraries that report every request or file at INFO; their warnings are still shown.
+NOISY_LOGGERS = ("httpx", "httpx2", "httpcore", "sentence_transformers", "bm25s", "faiss", "huggingface_hub", "urllib3")
+
+READY = "ready"  # what /v1/health/ready says with 200
+
+UI_START_TIMEOUT_S = 60.0
+UI_STOP_TIMEOUT_S = 5.0
+DRAIN_TIMEOUT_S = 10
+
+
+class StopRequested(BaseException):
+    """SIGINT or SIGTERM arrived; not an Exception, so that no handler on the way takes it for a failure."""
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGINT or SIGTERM; the exit code (0 after such a signal).
+
+    Raises RagstoneError where the server cannot start: a port in use, a data folder that cannot be written, a model
+    that cannot be found.
+    """
+    configure_logging(settings)
+    for warning in (*unknown_variables(), preflight.shadowing_distribution()):
+        if warning:
+            logger.warning(warning)
+    with _stop_on_signals():
+        try:
+            listener = preflight.reserve_ports(settings)
+            with contextlib.closing(listener), preflight.take_data_folder(settings):
+                preflight.set_process_environment(settings)
+                return _serve(settings, listener)
+        except StopRequested:
+            logger.info("stopped")
+            return 0
+
+
+def configure_logging(settings: Settings) -> None:
+    """One line an event on stderr; stdout is for the addresses."""
+    level = settings.log_level.upper()
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
+    )
+    for name in NOISY_LOGGERS if settings.log_level != "debug" else ():
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if settings.log_level == "info":
+        # Its start and stop lines say what ours say; its errors are shown.
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def _serve(settings: Settings, listener: socket.socket) -> int:
+    with UIProcess(settings) if settings.ui else contextlib.nullcontext() as ui:
+        for name in (settings.model, settings.embedding_model):
+            path = models.resolve(name, settings)
+            logger.info("model %s is %s", name, path)
+        return _run_api(settings, listener, ui)
+
+
+# ── the API ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run_api(settings: Settings, listener: socket.socket, ui: "UIProcess | None") -> int:
+    logger.info("loading the server")
+    import uvicorn
+
+    from app.server import create_app
+
+    lifespan = _Lifespan(create_app(settings))
+    config = uvicorn.Config(
+        lifespan,
+        lifespan="on",
+        log_config=None,
+        access_log=settings.log_level == "debug",
+        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+    )
+    server = uvicorn.Server(config)
+    announcer = threading.Thread(target=_announce, args=(settings, server, ui), name="announce", daemon=True)
+    announcer.start()
+    try:
+        with _stop_while_loading(server, ui):
+            server.run(sockets=[listener])
+    except SystemExit:  # what uvicorn does when the lifespan fails
+        raise _startup_failure(lifespan.error) from lifespan.error
+    return 0
+
+
+class _Lifespan:
+    """The app, with the error that ended its start kept: uvicorn would only print its stack trace and exit with 3."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self.error: Exception | None = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        async def without_stack_trace(message: Any) -> None:
+            await send({**message, "message": ""} if message["type"].endswith(".failed") else message)
+
+        try:
+            await self.app(scope, receive, without_stack_trace)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _startup_failure(error: Exception | None) -> RagstoneError:
+    if isinstance(error, RagstoneError):
+        return error
+    # Errors of engine and retrieval are sentences for a person; anything else is a defect, and its trace helps.
+    if error is None or not hasattr(type(error), "code"):
+        logger.error("the server could not start", exc_info=error)
+    return StartupError(f"the server could not start: {error or 'no reason was given'}")
+
+
+def _announce(settings: Settings, server: "uvicorn.Server", ui: "UIProcess | None") -> None:
+    """Print the addresses once both answer. Runs beside the server, which must not wait for it."""
+    api = base_url(settings.host, settings.port)
+    while not (server.started and readiness(api) == READY):
+        if server.should_exit:
+            return
+        time.sleep(0.1)
+    ui_answers = ui is not None and ui.wait_until_it_answers(UI_START_TIMEOUT_S)
+    lines = ["", "Ragstone is ready."]
+    if ui_answers:
+        lines.append(f"  Chat  {base_url(settings.host, settings.ui_port)}")
+    lines += [f"  API   {api}", "Press Ctrl+C to stop.", ""]
+    print("\n".join(lines), flush=True)
+    if ui is not None and not ui_answers and ui.is_running:
+        logger.warning("the chat UI does not answer after %.0f s; the API does", UI_START_TIMEOUT_S)
+
+
+def base_url(host: str, port: int) -> str:
+    """The address under which a program on this machine reaches a server that listens on `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def readiness(api: str, timeout_s: float = 2.0) -> str:
+    """READY, or in words why the API at this address is not."""
+    try:
+        with _open(f"{api}/v1/health/ready", timeout_s):
+            return READY
+    except urllib.error.HTTPError as error:  # 503 with {"status", "reason"}
+        with contextlib.suppress(ValueError, AttributeError):
+            body = json.loads(error.read())
+            return ": ".join(str(body[key]) for key in ("status", "reason") if body.get(key)) or f"HTTP {error.code}"
+        return f"HTTP {error.code}"
+    except (OSError, http.client.HTTPException):
+        return "does not answer"
+
+
+def answers(url: str, timeout_s: float = 2.0) -> bool:
+    """Whether something there speaks HTTP."""
+    try:
+        _open(url, timeout_s).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, http.client.HTTPException):
+        return False
+    return True
+
+
+def _open(url: str, timeout_s: float) -> Any:
+    # No proxy: the address is on this machine, whatever http_proxy says.
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=timeout_s)
+
+
+# ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM end the block by StopRequested.
+
+    In force before uvicorn sets its handlers, and after: when it has shut down, it restores ours and raises the signal
+    again.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise StopRequested
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _stop_while_loading(server: "uvicorn.Server", ui: "UIProcess | None") -> Iterator[None]:
+    """Make uvicorn's signal handler end the process at once as long as it has not started.
+
+    It would wait for the lifespan, whose threads (loading weights, embedding the first documents) cannot be
+    interrupted. Nothing is lost: what ingest has not committed it repeats, and a half-fetched model has no name yet.
+    """
+    drain = server.handle_exit
+
+    def handle_exit(number: int, frame: FrameType | None) -> None:
+        if server.started:
+            drain(number, frame)
+            return
+        logger.info("stopped while loading")
+        if ui is not None:
+            ui.stop()
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+    server.handle_exit = handle_exit  # type: ignore[method-assign, assignment]
+    yield
+
+
+# ── the UI ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class UIProcess:
+    """`python -m ui` as a child that ends with this process, however this process ends.
+
+    Its output is passed on to stderr; if it ends by itself, that is reported with its last lines and the API
+    goes on.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._process: subprocess.Popen[str] | None = None
+        self._last_lines: collections.deque[str] = collections.deque(maxlen=15)
+        self._stopping = False
+
+    def __enter__(self) -> "UIProcess":
+        settings = self._settings
+        settings.ui_dir.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            "RAGSTONE_API_URL": base_url(settings.host, settings.port),
+            "RAGSTONE_UI_HOST": settings.host,
+            "RAGSTONE_UI_PORT": str(settings.ui_port),
+            "RAGSTONE_UI_DATA": str(settings.ui_dir),
+            "RAGSTONE_MAX_UPLOAD_BYTES": str(settings.max_upload_bytes),
+            "PYTHONUNBUFFERED": "1",
+        }
+        # Started in the repository, so that `-m ui` is this project's and no folder `ui` where a person happens to be.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "ui"],
+            env=environment,
+            cwd=Path(__file__).resolve().parent.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl+C is ours to handle: we stop the UI after the API has drained
+            preexec_fn=_die_with_parent(os.getpid()),
+        )
+        threading.Thread(target=self._watch, args=(self._process,), name="ui-watch", daemon=True).start()
+        logger.info("starting the chat UI (process %d)", self._process.pid)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the UI: politely, then by force. Harmless when it has ended already."""
+        self._stopping = True
+        if self._process is None or not self.is_running:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(UI_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def wait_until_it_answers(self, timeout_s: float) -> bool:
+        """Whether the UI answers within the time. It listens long before: while it loads, a request would wait."""
+        url = base_url(self._settings.host, self._settings.ui_port)
+        deadline = time.monotonic() + timeout_s
+        while self.is_running and time.monotonic() < deadline:
+            if answers(url):
+                return True
+            time.sleep(0.1)
+        return False
+
+    def _watch(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self._last_lines.append(line.rstrip())
+            sys.stderr.write(line)
+        code = process.wait()
+        if not self._stopping:
+            logger.error(
+                "the chat UI ended by itself (exit code %d); the API goes on without it. Its last lines:\n  %s",
+                code,
+                "\n  ".join(self._last_lines) or "(none)",
+            )
+
+
+def _die_with_parent(parent: int) -> Callable[[], None] | None:
+    """A function for the child to call before it becomes the UI: the kernel kills it when the parent's thread ends.
+
+    Only Linux has this; elsewhere a parent that is killed with SIGKILL leaves the UI behind. The thread that starts the
+    child must live as long as the process: here it is the main thread.
+    """
+    if sys.platform != "linux":
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork; the child must not load anything
+    pr_set_pdeathsig = 1
+
+    def in_child() -> None:
+        libc.prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent ended before prctl was called
+            os._exit(1)
+
+    return in_child
