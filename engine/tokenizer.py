@@ -277,7 +277,7 @@ def _decoder_kind(decoder: Mapping[str, Any] | None) -> tuple[bool, int]:
     kinds = [step["type"] for step in steps if step]
     if kinds == ["ByteLevel"]:
         return True, 0
-    if "Replace" in kinds and "Fuse" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
+    if {"Replace", "ByteFallback", "Fuse"} <= set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
         return False, next((int(step["start"]) for step in steps if step["type"] == "Strip"), 0)
     raise ModelLoadError(
         f"the tokenizer's decoder is {', '.join(kinds) or 'missing'}; this engine knows ByteLevel and SentencePiece's "

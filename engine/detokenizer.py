@@ -1,0 +1,163 @@
+"""Token ids to text while they are generated: no half characters, nothing that may yet become a stop string.
+
+One `Detokenizer` a sequence. The joined deltas equal `Tokenizer.decode` of all ids, up to a character that the last
+token left incomplete. The work for a token depends on its length and on the stop strings, not on the text before it.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.errors import InvalidParameterError
+from engine.tokenizer import Tokenizer
+
+
+class Detokenizer:
+    """Streams the text of one sequence.
+
+    Args:
+        stop: texts that end the answer. The one that is complete first wins; of several complete at the same
+            character, the longest.
+        include_stop: keep the stop string at the end of the text.
+
+    Attributes:
+        stopped_by: the stop string that was seen; the text is cut there and further tokens add nothing.
+
+    Raises:
+        InvalidParameterError: an empty stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+        self._characters: _Characters = (
+            _ByteLevelCharacters(tokenizer) if tokenizer.is_byte_level else _SentencePieceCharacters(tokenizer)
+        )
+        self._stops = _StopStrings(stop, include_stop)
+        self._emitted: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """Everything emitted so far."""
+        return "".join(self._emitted)
+
+    @property
+    def stopped_by(self) -> str | None:
+        return self._stops.found
+
+    def push(self, token_id: int) -> str:
+        """Take one token; returns the text that is certain now, often ''."""
+        return self._emit(self._stops.push(self._characters.push(token_id)))
+
+    def finish(self) -> str:
+        """No more tokens: returns the text that was held back. Bytes of an incomplete character are dropped."""
+        return self._emit(self._stops.push(self._characters.finish()) + self._stops.finish())
+
+    def _emit(self, delta: str) -> str:
+        if delta:
+            self._emitted.append(delta)
+        return delta
+
+
+class _Characters(Protocol):
+    """Tokens to whole characters."""
+
+    def push(self, token_id: int) -> str: ...
+
+    def finish(self) -> str: ...
+
+
+class _ByteLevelCharacters:
+    """Tokens are any bytes; the characters are what the whole stream of bytes spells."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def finish(self) -> str:
+        return ""  # what the decoder still holds is the incomplete character
+
+
+class _SentencePieceCharacters:
+    """Tokens are text, save for byte tokens; the space that encoding put before the text is taken off again.
+
+    A run of byte tokens is decoded as a whole, or, where it is not UTF-8, gives one U+FFFD a byte (so does
+    `Tokenizer.decode`): it is certain only when the run ends.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._run = bytearray()
+        self._spaces_to_strip = tokenizer.strips_leading_space
+
+    def push(self, token_id: int) -> str:
+        content = self._tokenizer.token_bytes(token_id)
+        if not content:
+            return ""
+        if self._tokenizer.is_byte_fallback(token_id):
+            self._run += content
+            return ""
+        return self._stripped(self._end_run() + content.decode("utf-8"))
+
+    def finish(self) -> str:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        decoder.decode(bytes(self._run))
+        incomplete = len(decoder.getstate()[0])
+        del self._run[len(self._run) - incomplete :]
+        return self._stripped(self._end_run())
+
+    def _end_run(self) -> str:
+        run = bytes(self._run)
+        self._run.clear()
+        try:
+            return run.decode("utf-8")
+        except UnicodeDecodeError:
+            return "\ufffd" * len(run)
+
+    def _stripped(self, text: str) -> str:
+        while text and self._spaces_to_strip:
+            self._spaces_to_strip = self._spaces_to_strip - 1 if text[0] == " " else 0
+            text = text.removeprefix(" ")
+        return text
+
+
+class _StopStrings:
+    """Passes text on until a stop string is complete; holds back the tail that could still become one."""
+
+    def __init__(self, stop: Sequence[str], include_stop: bool) -> None:
+        if isinstance(stop, str) or any(not isinstance(text, str) or not text for text in stop):
+            raise InvalidParameterError("stop", f"{stop!r} given; a list of texts that are not empty is needed")
+        self._stops = tuple(stop)
+        self._include_stop = include_stop
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        if self.found is not None or not text:
+            return ""
+        if not self._stops:
+            return text
+        text = self._held + text
+        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if matches:
+            end, start, self.found = min(matches)
+            self._held = ""
+            return text[: end if self._include_stop else start]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest tail that is the beginning of a stop string."""
+        for length in range(min(len(text), self._longest - 1), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0
