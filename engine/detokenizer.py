@@ -21,6 +21,7 @@ class Detokenizer:
         stop: texts that end the answer. The one that is complete first wins; of several complete at the same
             character, the longest.
         include_stop: keep the stop string at the end of the text.
+        min_tokens: a stop string that is complete before this many tokens does not count.
 
     Attributes:
         stopped_by: the stop string that was seen; the text is cut there and further tokens add nothing.
@@ -29,12 +30,16 @@ class Detokenizer:
         InvalidParameterError: an empty stop string.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), include_stop: bool = False, *, min_tokens: int = 0
+    ) -> None:
         self._characters: _Characters = (
             _ByteLevelCharacters(tokenizer) if tokenizer.is_byte_level else _SentencePieceCharacters(tokenizer)
         )
         self._stops = _StopStrings(stop, include_stop)
         self._emitted: list[str] = []
+        self._num_tokens = 0
+        self._min_tokens = min_tokens
 
     @property
     def text(self) -> str:
@@ -47,11 +52,14 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Take one token; returns the text that is certain now, often ''."""
-        return self._emit(self._stops.push(self._characters.push(token_id)))
+        self._num_tokens += 1
+        may_stop = self._num_tokens >= self._min_tokens
+        return self._emit(self._stops.push(self._characters.push(token_id), may_stop))
 
     def finish(self) -> str:
         """No more tokens: returns the text that was held back. Bytes of an incomplete character are dropped."""
-        return self._emit(self._stops.push(self._characters.finish()) + self._stops.finish())
+        may_stop = self._num_tokens >= self._min_tokens
+        return self._emit(self._stops.push(self._characters.finish(), may_stop) + self._stops.finish())
 
     def _emit(self, delta: str) -> str:
         if delta:
@@ -136,17 +144,20 @@ class _StopStrings:
         self._held = ""
         self.found: str | None = None
 
-    def push(self, text: str) -> str:
+    def push(self, text: str, may_stop: bool = True) -> str:
         if self.found is not None or not text:
             return ""
         if not self._stops:
             return text
-        text = self._held + text
-        matches = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if matches:
-            end, start, self.found = min(matches)
-            self._held = ""
-            return text[: end if self._include_stop else start]
+        known, text = len(self._held), self._held + text
+        if may_stop:
+            # A stop string that was complete in the text held back did not count then and does not now.
+            places = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stops]
+            matches = [(at + len(stop), at, stop) for at, stop in places if at >= 0]
+            if matches:
+                end, start, self.found = min(matches)
+                self._held = ""
+                return text[: end if self._include_stop else start]
         keep = self._undecided(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
