@@ -181,7 +181,7 @@ def list_models(settings: Settings) -> list[ModelInfo]:
 
 
 def _from_local_path(name: str, settings: Settings, tried: list[str]) -> Path | None:
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user
     tried.append(f"a local path (nothing at {path.absolute()})")
     if not path.exists():
         return None

@@ -147,7 +147,7 @@ class Settings(BaseSettings):
     @classmethod
     def _absolute(cls, path: Path) -> Path:
         # The server's children run elsewhere, so a relative path would mean another folder to each of them.
-        return path.expanduser().absolute()
+        return Path(os.path.expanduser(path)).absolute()
 
     # Where each kind of thing stands in the data folder, in one place so that no two parts disagree.
     @property
@@ -182,7 +182,7 @@ def config_path() -> Path | None:
     """The TOML file in use: the one named by RAGSTONE_CONFIG, else `ragstone.toml` in the working folder, else None."""
     named = os.environ.get(CONFIG_VARIABLE)
     if named:
-        path = Path(named).expanduser()
+        path = Path(os.path.expanduser(named))
         if not path.is_file():
             raise SettingsError(f"{CONFIG_VARIABLE}={named}: no such file: create it, or unset {CONFIG_VARIABLE}")
         return path
