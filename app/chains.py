@@ -1,0 +1,90 @@
+"""The chains, in plain LCEL: condense → retrieve → write the turn, and prompt | model | parser.
+
+Knows no HTTP, no history store and no LangServe; what binds the two halves to a conversation is `app/conversation.py`.
+Texts of users and documents are only ever values of a template, so braces in them mean nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import SystemMessage
+from langchain_core.output_parsers import StrOutputParser
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+
+from app.turn_prompt import TurnDraft
+from retrieval.records import Passage
+
+State = dict[str, Any]
+Search = Callable[..., list[Passage]]
+"""`KnowledgeBase.search`: (query or forms of it, k, *, collections, user) -> passages, best first."""
+
+CONDENSE_REQUEST = (
+    "Rewrite my next question so that it can be understood without our conversation. Keep its language. Reply with the "
+    "question only.\n\nQuestion: {input}"
+)
+
+
+def answer_chain(model: BaseChatModel, system_prompt: str = "") -> Runnable[State, str]:
+    """`{"history": messages, "prompt": str}` -> the answer's text, streamed."""
+    return _prompt(system_prompt, "{prompt}") | model | StrOutputParser()
+
+
+def llm_chain(model: BaseChatModel) -> Runnable[State, str]:
+    """`{"input": str}` -> text: the model alone, without documents or memory."""
+    return ChatPromptTemplate.from_messages([("human", "{input}")]) | model | StrOutputParser()
+
+
+def retrieval_chain(
+    condense: Runnable[State, list[str]], search: Search, write_turn: Callable[[State], TurnDraft]
+) -> Runnable[State, State]:
+    """Question and history -> the same with `queries`, `passages` and `turn` (a TurnDraft).
+
+    Takes `input`, `history` (messages), `questions` (the earlier ones), `user`, `collections` (None: all) and `k` (0:
+    no retrieval), and whatever else `write_turn` asks for.
+    """
+
+    def retrieve(state: State) -> list[Passage]:
+        if state["k"] < 1:
+            return []
+        return search(state["queries"], k=state["k"], collections=state["collections"], user=state["user"])
+
+    return (
+        RunnablePassthrough.assign(queries=condense)
+        | RunnablePassthrough.assign(passages=RunnableLambda(retrieve))
+        | RunnablePassthrough.assign(turn=RunnableLambda(write_turn, name="write_turn"))
+    )
+
+
+def condense_by_context() -> Runnable[State, list[str]]:
+    """The question, and the question after the one before it: what a small model would get wrong, search can do."""
+
+    def condense(state: State) -> list[str]:
+        question, earlier = state["input"], state["questions"]
+        return [question, f"{earlier[-1]} {question}"] if earlier else [question]
+
+    return RunnableLambda(condense)
+
+
+def condense_by_model(model: BaseChatModel, system_prompt: str = "") -> Runnable[State, list[str]]:
+    """The question, and the question as the model rewrites it from the conversation (which the prefix cache holds)."""
+    rewrite = _prompt(system_prompt, CONDENSE_REQUEST) | model.bind(temperature=0, max_tokens=96) | StrOutputParser()
+
+    async def condense(state: State) -> list[str]:
+        if not state["questions"]:
+            return [state["input"]]
+        rewritten = (await rewrite.ainvoke({"history": state["history"], "input": state["input"]})).strip()
+        return [state["input"], rewritten] if rewritten else [state["input"]]
+
+    return RunnableLambda(condense)
+
+
+def no_condensing() -> Runnable[State, list[str]]:
+    """The question as it is."""
+    return RunnableLambda(lambda state: [state["input"]], name="condense")
+
+
+def _prompt(system_prompt: str, last: str) -> ChatPromptTemplate:
+    system = [SystemMessage(system_prompt)] if system_prompt else []
+    return ChatPromptTemplate.from_messages([*system, MessagesPlaceholder("history"), ("human", last)])

@@ -1,0 +1,413 @@
+"""ChatRagstone: the engine as a LangChain chat model.
+
+Turns messages and options into a request to an EngineClient and its deltas into LangChain chunks and messages. Which
+engine answers, and how, it leaves to the client; tools are shown to the model, but calls are not yet read out of its
+text.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils import from_env, secret_from_env
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import ConfigDict, Field, SecretStr, model_validator
+
+from app.engine_client import EngineClient, local_client, new_request_id
+from app.errors import ModelNotFoundError
+from app.messages import from_langchain
+
+if TYPE_CHECKING:
+    from engine.outputs import OutputDelta, TokenLogprob
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+# Fields of the class (and options of a call) that the engine takes under the same name.
+SAMPLING_FIELDS = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "n",
+)
+# Options that LangChain itself puts into a call; they say nothing to the engine.
+FRAMEWORK_OPTIONS = frozenset({"stream", "ls_structured_output_format", "structured_output_format", "tool_choice"})
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One request, ready to send: what `_stream`, `_astream` and `_generate` have in common."""
+
+    client: EngineClient
+    messages: list[dict[str, Any]]
+    params: dict[str, Any]
+    tools: list[dict[str, Any]] | None
+    model_name: str
+    request_id: str
+    timeout: float | None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"tools": self.tools, "request_id": self.request_id}
+
+
+class ChatRagstone(BaseChatModel):
+    """A chat model that runs in Ragstone's engine.
+
+    `ChatRagstone(model="smollm2-135m-instruct")` loads the model into this process at the first call (a packaged name,
+    a local file or folder, or a Hugging Face repo id); all instances in a process share one engine per model. The
+    server passes `client` instead. Every option below may also be given with a call: `model.invoke(text,
+    temperature=0)`. An option that is not listed is refused by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, protected_namespaces=())
+
+    model_name: str = Field(default_factory=from_env("RAGSTONE_MODEL", default=DEFAULT_MODEL), alias="model")
+    """Name, path or repo id of the model (environment: RAGSTONE_MODEL)."""
+    api_key: SecretStr | None = Field(default_factory=secret_from_env("RAGSTONE_API_KEY", default=None))
+    """Credential for an engine behind a URL (environment: RAGSTONE_API_KEY); an engine in this one asks for none."""
+    client: Any = Field(default=None, exclude=True, repr=False)
+    """The EngineClient to use; None: an engine in this process, found by `model`."""
+
+    max_tokens: int | None = None
+    """Longest answer in tokens; None: what is left of the context."""
+    min_tokens: int | None = None
+    temperature: float | None = None
+    """0 is greedy; None: the engine's default, 1."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    """Token id to what is added to its logit."""
+    seed: int | None = None
+    stop: list[str] | None = None
+    """Texts at which the answer ends; they are not part of it. A call's `stop` replaces this list."""
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    n: int | None = None
+    """Answers per prompt; more than one only with `generate`, which returns them all."""
+    logprobs: bool | None = None
+    """Put log-probabilities of the answer's tokens into `response_metadata["logprobs"]`, in OpenAI's shape."""
+    top_logprobs: int | None = None
+    """With `logprobs`: this many likeliest alternatives for each token (0..20)."""
+
+    timeout: float | None = None
+    """Seconds after which an unfinished answer is given up with TimeoutError."""
+    max_retries: int | None = None
+    """Accepted for compatibility: an engine in this process does not fail by chance, so no request is repeated."""
+    streaming: bool = False
+    """`invoke` reads the stream too, so that callbacks see tokens; the text is the same."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            known = {*cls.model_fields, "model"}
+            unknown = sorted(str(name) for name in values if name not in known)
+            if unknown:
+                raise ValueError(f"{', '.join(unknown)}: not supported by ChatRagstone; leave it out")
+        return values
+
+    # ── identity ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragstone"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        """Everything that changes the answer: the key of LangChain's caches."""
+        options = {name: getattr(self, name) for name in (*SAMPLING_FIELDS, "stop", "logprobs", "top_logprobs")}
+        return {"model_name": self.model_name, **options}
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        return ["app", "chat_model"]
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        return {"api_key": "RAGSTONE_API_KEY"}
+
+    def __getstate__(self) -> dict[Any, Any]:
+        # An engine cannot travel; the copy finds one by the model's name.
+        state = super().__getstate__()
+        return {**state, "__dict__": {**state["__dict__"], "client": None}}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params["ls_provider"] = "ragstone"
+        params["ls_model_name"] = kwargs.get("model") or self.model_name
+        return params
+
+    # ── generation ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs)
+        _refuse_many_answers(call)
+        with closing(call.client.stream_chat_sync(call.messages, call.params, **call.arguments)) as deltas:
+            yield from _chunks(_until_deadline(deltas, call), call.model_name)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = await self._acall(messages, stop, kwargs)
+        _refuse_many_answers(call)
+        # aclosing: the request is aborted before this generator ends, whoever stops reading and in whatever way.
+        async with aclosing(call.client.stream_chat(call.messages, call.params, **call.arguments)) as deltas:
+            async for delta in _auntil_deadline(deltas, call):
+                yield _chunk(delta, call.model_name)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        with closing(call.client.stream_chat_sync(call.messages, call.params, **call.arguments)) as deltas:
+            return _result(list(_until_deadline(deltas, call)), call.model_name)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = await self._acall(messages, stop, kwargs)
+        async with aclosing(call.client.stream_chat(call.messages, call.params, **call.arguments)) as deltas:
+            return _result([delta async for delta in _auntil_deadline(deltas, call)], call.model_name)
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Shows `tools` to the model through its chat template.
+
+        Raises engine.errors.UnsupportedParameterError for a `tool_choice` that would force a call.
+        """
+        if tool_choice not in (None, "auto", "none"):
+            from engine.errors import UnsupportedParameterError
+
+            raise UnsupportedParameterError(
+                "tool_choice", f"tool_choice={tool_choice!r} is not supported: a call cannot be forced; leave it out"
+            )
+        if tool_choice == "none":
+            return self.bind(**kwargs)
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get_num_tokens(self, text: str) -> int:
+        """Tokens of `text` by the model's own tokenizer."""
+        return self._engine(self.model_name).count_tokens(text)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Not offered: ids of one model mean nothing to another, and an engine behind a URL need not tell them."""
+        raise TypeError("ChatRagstone does not tell token ids; use get_num_tokens to count")
+
+    async def _acall(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> _Call:
+        if self.client is None:  # may load a model: seconds that the event loop must not stand still
+            return await asyncio.to_thread(self._call, messages, stop, options)
+        return self._call(messages, stop, options)
+
+    def _call(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> _Call:
+        options = {name: value for name, value in options.items() if name not in FRAMEWORK_OPTIONS}
+        model = options.pop("model", None) or options.pop("model_name", None) or self.model_name
+        timeout = options.pop("timeout", self.timeout)
+        tools = options.pop("tools", None)
+        return _Call(
+            client=self._engine(model),
+            messages=from_langchain(messages),
+            params=self._sampling(stop, options),
+            tools=tools,
+            model_name=model,
+            request_id=new_request_id(),
+            timeout=timeout,
+        )
+
+    def _engine(self, model: str) -> EngineClient:
+        if self.client is None:
+            return local_client(model)
+        client: EngineClient = self.client
+        if model not in (client.model_name, self.model_name):
+            raise ModelNotFoundError(
+                model, [f"the engine of this server, which runs {client.model_name!r}"], "Name it."
+            )
+        return client
+
+    def _sampling(self, stop: list[str] | None, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of SamplingParams; unknown names are passed on, for the engine to refuse by name."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        given["stop"] = self.stop if stop is None else stop
+        logprobs, top_logprobs = self.logprobs, self.top_logprobs
+        for name, value in options.items():
+            if name == "logprobs":
+                logprobs = value
+            elif name == "top_logprobs":
+                top_logprobs = value
+            else:
+                given["max_tokens" if name == "max_completion_tokens" else name] = value
+        if logprobs:
+            given["logprobs"] = top_logprobs or 0
+        return {name: value for name, value in given.items() if value is not None}
+
+
+# ── deltas into LangChain's shapes ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _chunks(deltas: "Iterator[OutputDelta]", model_name: str) -> Iterator[ChatGenerationChunk]:
+    for delta in deltas:
+        yield _chunk(delta, model_name)
+
+
+def _chunk(delta: "OutputDelta", model_name: str) -> ChatGenerationChunk:
+    """One delta as a chunk. Usage, model name and finish reason stand in the last one only: chunks are added up."""
+    info: dict[str, Any] = {}
+    if delta.logprobs:
+        info["logprobs"] = {"content": [logprob_entry(entry) for entry in delta.logprobs]}
+    if delta.finish_reason is None:
+        return ChatGenerationChunk(message=AIMessageChunk(content=delta.text), generation_info=info or None)
+    info |= {"finish_reason": delta.finish_reason, "model_name": model_name}
+    message = AIMessageChunk(content=delta.text, usage_metadata=_usage(delta), chunk_position="last")
+    return ChatGenerationChunk(message=message, generation_info=info)
+
+
+def _result(deltas: "list[OutputDelta]", model_name: str) -> ChatResult:
+    """Whole answers, by index."""
+    by_index: dict[int, list[OutputDelta]] = {}
+    for delta in deltas:
+        by_index.setdefault(delta.index, []).append(delta)
+    generations = []
+    for index in sorted(by_index):
+        parts = by_index[index]
+        info: dict[str, Any] = {"finish_reason": parts[-1].finish_reason, "model_name": model_name}
+        entries = [logprob_entry(entry) for part in parts for entry in part.logprobs or ()]
+        if entries:
+            info["logprobs"] = {"content": entries}
+        message = AIMessage(content="".join(part.text for part in parts), usage_metadata=_usage(parts[-1]))
+        generations.append(ChatGeneration(message=message, generation_info=info))
+    return ChatResult(generations=generations, llm_output={"model_name": model_name})
+
+
+def _usage(delta: "OutputDelta") -> UsageMetadata:
+    return UsageMetadata(
+        input_tokens=delta.num_prompt_tokens,
+        output_tokens=delta.num_output_tokens,
+        total_tokens=delta.num_prompt_tokens + delta.num_output_tokens,
+        input_token_details=InputTokenDetails(cache_read=delta.num_cached_tokens),
+    )
+
+
+def logprob_entry(entry: "TokenLogprob") -> dict[str, Any]:
+    """A token's log-probability in OpenAI's shape."""
+    return {
+        "token": entry.token,
+        "logprob": entry.logprob,
+        "bytes": list(entry.bytes),
+        "top_logprobs": [
+            {"token": other.token, "logprob": other.logprob, "bytes": list(other.bytes)} for other in entry.top
+        ],
+    }
+
+
+def _refuse_many_answers(call: _Call) -> None:
+    if call.params.get("n", 1) != 1:
+        from engine.errors import InvalidParameterError
+
+        raise InvalidParameterError("n", f"{call.params['n']} answers cannot be streamed as one; use generate, or n=1")
+
+
+# ── time limit ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Deadline:
+    """Aborts a request when its time is over, and tells whether that happened."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call = call
+        self.passed = False
+
+    def pass_by(self) -> None:
+        self.passed = True
+        self._call.client.abort(self._call.request_id)
+
+    def check(self, delta: "OutputDelta") -> None:
+        """Raises if `delta` is the end of an answer that was broken off."""
+        if delta.finish_reason != "abort":
+            return
+        if self.passed:
+            raise TimeoutError(
+                f"no complete answer within {self._call.timeout:g} s: raise the timeout or lower max_tokens"
+            )
+        from engine.errors import EngineDeadError
+
+        raise EngineDeadError("the engine broke off the answer; it is shutting down or was told to abort")
+
+
+def _until_deadline(deltas: "Iterator[OutputDelta]", call: _Call) -> "Iterator[OutputDelta]":
+    deadline = _Deadline(call)
+    timer = threading.Timer(call.timeout, deadline.pass_by) if call.timeout else None
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        for delta in deltas:
+            deadline.check(delta)
+            yield delta
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+async def _auntil_deadline(deltas: "AsyncIterator[OutputDelta]", call: _Call) -> "AsyncIterator[OutputDelta]":
+    deadline = _Deadline(call)
+    timer = asyncio.get_running_loop().call_later(call.timeout, deadline.pass_by) if call.timeout else None
+    try:
+        async for delta in deltas:
+            deadline.check(delta)
+            yield delta
+    finally:
+        if timer is not None:
+            timer.cancel()

@@ -1,0 +1,278 @@
+"""What the app asks of an engine, as one protocol, and the client for an engine in this process.
+
+Rendering, scheduling and sampling belong to the engine. Errors are the engine's own (`engine.errors`), each with a
+stable `code`, so that a client over a process or network border can raise the same classes.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from app.messages import Message
+
+if TYPE_CHECKING:  # the engine brings torch; a program that only names a model should not wait for it
+    from app.settings import Settings
+    from engine import AsyncEngine, EngineConfig
+    from engine.outputs import OutputDelta
+
+logger = logging.getLogger(__name__)
+
+# Below this many characters tokenising takes about a millisecond, less than a hop to a worker thread is worth.
+INLINE_RENDER_CHARS = 16_000
+
+# Tokens that a chat template puts around one message, at most.
+MESSAGE_OVERHEAD_TOKENS = 8
+
+
+class EngineClient(Protocol):
+    """A chat model behind some border: this process, another process, a URL."""
+
+    @property
+    def model_name(self) -> str:
+        """The name by which the model is served."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer together."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Size of the model, in parameters."""
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        request_id: str | None = None,
+        tenant: str = "",
+    ) -> "AsyncGenerator[OutputDelta, None]":
+        """Answers `messages`; `params` holds fields of SamplingParams. Closing or cancelling it aborts the request.
+
+        Raises engine.errors.EngineError: before the first delta for a request that is refused.
+        """
+
+    def stream_chat_sync(
+        self,
+        messages: Sequence[Message],
+        params: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        request_id: str | None = None,
+        tenant: str = "",
+    ) -> "Generator[OutputDelta, None, None]":
+        """The same for callers without an event loop. Closing it aborts the request."""
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; harmless for one that has ended or is unknown."""
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a piece of text, without what the chat template adds (see MESSAGE_OVERHEAD_TOKENS)."""
+
+    def check_health(self) -> str:
+        """'ready', or the reason why not."""
+
+
+@dataclass
+class RequestTimes:
+    """When the steps of one request happened (monotonic seconds), and how it ended. For metrics."""
+
+    started: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    ended: float | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    finish_reason: str = "abort"
+    max_tokens: int | None = None
+    n: int = 1
+    _outputs: dict[int, int] = field(default_factory=dict)
+
+    def note(self, delta: "OutputDelta") -> None:
+        """Takes one delta into account."""
+        if self.first_token is None and delta.token_ids:
+            self.first_token = time.monotonic()
+        self.num_prompt_tokens = delta.num_prompt_tokens
+        self.num_cached_tokens = delta.num_cached_tokens
+        self._outputs[delta.index] = delta.num_output_tokens
+        if delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+
+    def end(self) -> None:
+        """Closes the record."""
+        self.ended = time.monotonic()
+        self.num_output_tokens = sum(self._outputs.values())
+
+
+class InProcessEngineClient:
+    """An `AsyncEngine` of this process as an EngineClient. It does not own the engine: who started it shuts it down.
+
+    `on_end` is called with the times of every request that ended, in whatever way, on the thread that read its stream.
+    """
+
+    def __init__(
+        self, engine: "AsyncEngine", *, model_name: str, on_end: Callable[[RequestTimes], None] | None = None
+    ) -> None:
+        self.engine = engine
+        self._model_name = model_name
+        self._on_end = on_end
+
+    @property
+    def model_name(self) -> str:
+        return self._model_name
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.max_model_len
+
+    @property
+    def num_parameters(self) -> int:
+        return self.engine.num_parameters
+
+    async def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        request_id: str | None = None,
+        tenant: str = "",
+    ) -> "AsyncGenerator[OutputDelta, None]":
+        from engine import SamplingParams
+
+        request_id = request_id or new_request_id()
+        sampling = SamplingParams.from_mapping(dict(params))
+        if sum(len(message["content"]) for message in messages) < INLINE_RENDER_CHARS:
+            prompt = self.engine.render_chat(messages, tools=tools)
+        else:
+            prompt = await asyncio.to_thread(self.engine.render_chat, messages, tools=tools)
+        times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
+        deltas = self.engine.stream(prompt, sampling, request_id=request_id, tenant=tenant)
+        try:
+            async for delta in deltas:
+                times.note(delta)
+                yield delta
+        except Exception:
+            times.finish_reason = "error"
+            raise
+        finally:
+            # However this ends (read to the end, closed, cancelled, failed) the request's blocks must go back at once,
+            # not when the garbage collector finds the engine's stream.
+            self.engine.abort(request_id)
+            self._end(times)
+
+    def stream_chat_sync(
+        self,
+        messages: Sequence[Message],
+        params: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        request_id: str | None = None,
+        tenant: str = "",
+    ) -> "Generator[OutputDelta, None, None]":
+        from engine import SamplingParams
+
+        request_id = request_id or new_request_id()
+        sampling = SamplingParams.from_mapping(dict(params))
+        prompt = self.engine.render_chat(messages, tools=tools)
+        times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
+        try:
+            for delta in self.engine.stream_sync(prompt, sampling, request_id=request_id, tenant=tenant):
+                times.note(delta)
+                yield delta
+        except Exception:
+            times.finish_reason = "error"
+            raise
+        finally:
+            self.engine.abort(request_id)
+            self._end(times)
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.engine.encode(text))
+
+    def check_health(self) -> str:
+        return self.engine.check_health()
+
+    def pin_system_prompt(self, text: str) -> int:
+        """Keeps the system prompt's blocks in the prefix cache for good; answers the number of tokens kept."""
+        if not text:
+            return 0
+        return self.engine.pin(
+            self.engine.render_chat([{"role": "system", "content": text}], add_generation_prompt=False)
+        )
+
+    def _end(self, times: RequestTimes) -> None:
+        times.end()
+        if self._on_end is not None:
+            with contextlib.suppress(Exception):  # a fault in metrics must not break an answer
+                self._on_end(times)
+
+
+def new_request_id() -> str:
+    """A name for a request that no other has."""
+    return f"chat-{uuid.uuid4().hex}"
+
+
+def engine_config(settings: "Settings", path: Path) -> "EngineConfig":
+    """The engine's configuration for a model at `path`, from the settings."""
+    from engine import EngineConfig
+
+    return EngineConfig(
+        model=path,
+        dtype=settings.dtype,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        num_kv_blocks=settings.num_kv_blocks,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        check_integrity=settings.check_integrity,
+    )
+
+
+# ── one engine per model and process, for programs that only name a model ────────────────────────────────────────────
+
+_local_engines: dict[Path, "AsyncEngine"] = {}
+_local_lock = threading.Lock()
+
+
+def local_client(model: str) -> InProcessEngineClient:
+    """A client for the model of that name, path or repo id, loaded at the first call and then shared by the process.
+
+    Raises app.errors.ModelNotFoundError, engine.errors.ModelLoadError.
+    """
+    from app.models import resolve
+    from app.settings import Settings
+    from engine import AsyncEngine
+
+    settings = Settings()
+    path = resolve(model, settings).resolve()
+    with _local_lock:  # held while loading, so that two threads do not load the same model twice
+        engine = _local_engines.get(path)
+        if engine is None:
+            logger.info("loading model %s", model)
+            engine = AsyncEngine(engine_config(settings, path))
+            engine.start()
+            _local_engines[path] = engine
+    return InProcessEngineClient(engine, model_name=model)
+
+
+def shutdown_local_engines() -> None:
+    """Stops the engines that `local_client` has started; the next call starts new ones."""
+    with _local_lock:
+        for engine in _local_engines.values():
+            engine.shutdown()
+        _local_engines.clear()

@@ -1,0 +1,349 @@
+"""LangServe's routes for /chat and /llm: the only module that knows LangServe, which is no longer developed.
+
+`add_routes` brings the schemas, the playground, `/invoke`, `/batch` and the documentation. In front of them stand: a
+check of every request before anything runs, because LangServe answers 500 to most bad ones; our own `/stream`,
+`/stream_log` and `/stream_events`, because LangServe's never say why they break off and cut the connection; and routes
+that stop their work when the client goes away. The wire format is held by tests/app/test_langserve.py, so that
+LangServe can be replaced.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.utils import ConfigurableFieldSpec
+from langserve import add_routes
+from langserve.api_handler import APIHandler, _config_from_hash
+from langserve.serialization import WellKnownLCSerializer
+from langserve.validation import StreamEventsParameters, StreamLogParameters
+from pydantic import BaseModel, ValidationError
+
+from app.conversation import CONFIG_SPECS, DEFAULT_USER, ChatInput, ChatOutput, question_of, session_of
+from app.errors import InputTooLongError, RequestError
+from app.routes import sse
+from app.routes.faults import Fault, dump
+from app.services import Services
+
+MAX_SESSION_ID_CHARS = 256
+END = "event: end\r\n\r\n"
+Endpoint = Callable[[Request, str], Coroutine[Any, Any, Response]]
+
+
+def create_router(services: Services) -> APIRouter:
+    """All routes under /chat and /llm."""
+    router = APIRouter(route_class=sse.AbandonableRoute)
+    chat = Served(lambda: services.chat, ChatInput, ChatOutput, CONFIG_SPECS)
+    llm = Served(lambda: services.llm, ChatInput, str, [])
+    _mount(router, chat, "/chat", RequestCheck(services, needs_session=True))
+    _mount(router, llm, "/llm", RequestCheck(services, needs_session=False))
+    return router
+
+
+def _mount(router: APIRouter, runnable: "Served", path: str, check: "RequestCheck") -> None:
+    options: dict[str, Any] = {
+        "path": path,
+        "config_keys": ("configurable",),
+        "per_req_config_modifier": _fix_user,
+        "serializer": Serializer(),
+    }
+    streams = Streams(APIHandler(runnable, **options), runnable)
+    # The first route that matches serves, so ours win over LangServe's of the same name, whose documentation stays.
+    for name in ("stream", "stream_log", "stream_events"):
+        endpoint: Endpoint = getattr(streams, name)
+        for route, handler in (
+            (f"{path}/{name}", _without_hash(endpoint)),
+            (f"{path}/c/{{config_hash}}/{name}", endpoint),
+        ):
+            router.add_api_route(
+                route, handler, methods=["POST"], include_in_schema=False, dependencies=[Depends(check)]
+            )
+    add_routes(router, runnable, dependencies=[Depends(check)], **options)
+
+
+def _without_hash(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def handler(request: Request) -> Response:
+        return await endpoint(request, "")
+
+    return handler
+
+
+def _fix_user(config: dict[str, Any], request: Request) -> dict[str, Any]:
+    """Whose conversation it is comes from the server, never from the body."""
+    return {**config, "configurable": {**config.get("configurable", {}), "user": DEFAULT_USER}}
+
+
+# ── what is served ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Served(Runnable[dict[str, Any], Any]):
+    """A chain that is built later: its types are known when routes are made, itself when the models are loaded."""
+
+    def __init__(
+        self,
+        chain: Callable[[], Runnable[dict[str, Any], Any]],
+        input_type: type,
+        output_type: type,
+        specs: list[ConfigurableFieldSpec],
+    ) -> None:
+        self._chain = chain
+        self._input_type = input_type
+        self._output_type = output_type
+        self._specs = specs
+
+    @property
+    def InputType(self) -> type:
+        return self._input_type
+
+    @property
+    def OutputType(self) -> type:
+        return self._output_type
+
+    @property
+    def config_specs(self) -> list[ConfigurableFieldSpec]:
+        return self._specs
+
+    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return self._chain().invoke(input, config, **kwargs)
+
+    async def ainvoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return await self._chain().ainvoke(input, config, **kwargs)
+
+    async def astream(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncGenerator[Any, None]:
+        async with aclosing(self._chain().astream(input, config, **kwargs)) as stream:  # type: ignore[type-var]
+            async for chunk in stream:
+                yield chunk
+
+
+class Serializer(WellKnownLCSerializer):  # type: ignore[misc]  # LangServe has no types
+    """LangServe's, made safe to send line by line, and lenient with what LangChain's events may hold."""
+
+    def dumps(self, obj: Any) -> bytes:
+        try:
+            text = orjson.dumps(obj, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
+        except TypeError:  # integers beyond 64 bits, half a surrogate pair
+            return json.dumps(obj, default=_plain).encode()
+        # The three line separators that JSON leaves as they are; clients that split on them would see half an event.
+        return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    if isinstance(value, BaseException):
+        return {"message": str(value)}
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return repr(value)
+
+
+# ── requests, before anything runs ───────────────────────────────────────────────────────────────────────────────────
+
+
+class RequestCheck:
+    """A dependency of all routes that run a chain: refuses what cannot be served, naming the field."""
+
+    def __init__(self, services: Services, *, needs_session: bool) -> None:
+        self._services = services
+        self._needs_session = needs_session
+
+    async def __call__(self, request: Request) -> None:
+        run = request.scope["path"].rsplit("/", 1)[-1]
+        if request.method != "POST" or run not in ("invoke", "batch", "stream", "stream_log", "stream_events"):
+            return
+        self._services.require_ready()
+        body = await read_object(request)
+        fixed = _configurable(_config_from_hash(request.path_params.get("config_hash", "")), "config")
+        if run == "batch":
+            self._check_batch(body, fixed)
+            return
+        self._check_input(body.get("input"), "input")
+        self._check_config(body.get("config", {}), fixed, "config")
+
+    def _check_batch(self, body: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+        inputs, config = body.get("inputs"), body.get("config", {})
+        if not isinstance(inputs, list):
+            raise RequestError('inputs must be a list of objects: [{"input": "…"}, …]', field="inputs")
+        for number, given in enumerate(inputs):
+            self._check_input(given, f"inputs[{number}]")
+        if not isinstance(config, list):
+            self._check_config(config, fixed, "config")
+            return
+        if len(config) != len(inputs):
+            raise RequestError(
+                f"{len(config)} configs for {len(inputs)} inputs: send one for each, or one", field="config"
+            )
+        for number, given in enumerate(config):
+            self._check_config(given, fixed, f"config[{number}]")
+
+    def _check_input(self, given: Any, place: str) -> None:
+        try:
+            question = question_of(given)
+        except RequestError as error:
+            raise RequestError(error.message.replace("input.input", f"{place}.input"), field=f"{place}.input") from None
+        limit = self._services.settings.max_input_chars
+        if len(question) > limit:
+            raise InputTooLongError(given=len(question), limit=limit, field=f"{place}.input")
+
+    def _check_config(self, config: Any, fixed: Mapping[str, Any], place: str) -> None:
+        configurable = {**fixed, **_configurable(config, place)}
+        if not self._needs_session:
+            return
+        if len(session_of(configurable)) > MAX_SESSION_ID_CHARS:
+            raise RequestError(
+                f"{place}.configurable.session_id is longer than {MAX_SESSION_ID_CHARS} characters: shorten it",
+                field=f"{place}.configurable.session_id",
+            )
+
+
+def _configurable(config: Any, place: str) -> dict[str, Any]:
+    configurable = config.get("configurable", {}) if isinstance(config, dict) else None
+    if not isinstance(configurable, dict):
+        raise RequestError(f'{place} must be an object such as {{"configurable": {{…}}}}', field=place)
+    return configurable
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The request's body, which must be a JSON object in valid Unicode. Raises RequestError."""
+    try:
+        body = await request.json()
+    except UnicodeDecodeError:
+        raise RequestError("the body is not UTF-8: send JSON in UTF-8", field="body") from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body is not valid JSON: {error}", field="body") from None
+    if not isinstance(body, dict):
+        raise RequestError(f"the body must be a JSON object, not {type(body).__name__}", field="body")
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            "a text in the body holds half a surrogate pair, which is not a character", field="body"
+        ) from None
+    return body
+
+
+# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Streams:
+    """The three streaming endpoints of one chain."""
+
+    def __init__(self, handler: APIHandler, runnable: Served) -> None:
+        self._handler = handler
+        self._runnable = runnable
+        self._dumps = Serializer().dumps
+
+    async def stream(self, request: Request, config_hash: str) -> Response:
+        config, given = await self._unpack(request, config_hash, "stream")
+        return await sse.open_stream(self._output(given, config), error_event)
+
+    async def stream_log(self, request: Request, config_hash: str) -> Response:
+        config, given = await self._unpack(request, config_hash, "stream_log")
+        filters = await _filters(request, StreamLogParameters)
+        return await sse.open_stream(self._log(given, config, filters), error_event)
+
+    async def stream_events(self, request: Request, config_hash: str) -> Response:
+        config, given = await self._unpack(request, config_hash, "stream_events")
+        filters = await _filters(request, StreamEventsParameters)
+        return await sse.open_stream(self._events(given, config, filters), error_event)
+
+    async def _unpack(self, request: Request, config_hash: str, endpoint: str) -> tuple[RunnableConfig, dict[str, Any]]:
+        unpacked: tuple[RunnableConfig, dict[str, Any]] = await self._handler._get_config_and_input(
+            request, config_hash, endpoint=endpoint
+        )
+        return unpacked
+
+    async def _output(self, given: dict[str, Any], config: RunnableConfig) -> sse.Events:
+        head = sse.event(dump({"run_id": str(config["run_id"])}), "metadata")
+        async with aclosing(self._runnable.astream(given, config)) as chunks:
+            async for chunk in chunks:
+                yield head + self._data(chunk)
+                head = ""
+        yield END
+
+    async def _log(self, given: dict[str, Any], config: RunnableConfig, filters: dict[str, Any]) -> sse.Events:
+        async with aclosing(log_patches(self._runnable, given, config, filters)) as patches:
+            async for ops in patches:
+                yield self._data({"ops": ops})
+        yield END
+
+    async def _events(self, given: dict[str, Any], config: RunnableConfig, filters: dict[str, Any]) -> sse.Events:
+        events = self._runnable.astream_events(given, config, version="v2", **filters)
+        async with aclosing(events) as stream:  # type: ignore[type-var]
+            async for entry in stream:
+                public = {key: value for key, value in entry["metadata"].items() if not key.startswith("__")}
+                yield self._data({**entry, "metadata": public})
+        yield END
+
+    def _data(self, value: Any) -> str:
+        return sse.event(self._dumps(value).decode(), "data")
+
+
+def error_event(fault: Fault) -> str:
+    """The last event of a stream that breaks off."""
+    return sse.event(dump(fault.event()), "error")
+
+
+async def _filters(request: Request, model: type[BaseModel]) -> dict[str, Sequence[str] | None]:
+    try:
+        return model.model_validate(await request.json()).model_dump()
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+
+
+async def log_patches(
+    runnable: Runnable[dict[str, Any], Any], given: dict[str, Any], config: RunnableConfig, filters: Mapping[str, Any]
+) -> AsyncGenerator[list[dict[str, Any]], None]:
+    """The operations of `astream_log`, patch by patch.
+
+    When closed, it stops the run; LangChain's own generator would wait until the run has ended by itself.
+    """
+    source = _Cancellable(runnable)
+    arrived: asyncio.Queue[list[dict[str, Any]] | None] = asyncio.Queue()
+
+    async def read() -> None:
+        try:
+            async for patch in source.astream_log(given, config, diff=True, **filters):
+                arrived.put_nowait(patch.ops)
+        finally:
+            arrived.put_nowait(None)
+
+    reading = asyncio.create_task(read())
+    try:
+        while (ops := await arrived.get()) is not None:
+            yield ops
+        await reading
+    finally:
+        source.cancel()
+        reading.cancel()
+        await asyncio.wait({reading})
+
+
+class _Cancellable(Runnable[dict[str, Any], Any]):
+    """Passes a stream through, and can break it off from outside the task that reads it."""
+
+    def __init__(self, runnable: Runnable[dict[str, Any], Any]) -> None:
+        self._runnable = runnable
+        self._task: asyncio.Task[Any] | None = None
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return self._runnable.invoke(input, config, **kwargs)
+
+    async def astream(
+        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> AsyncIterator[Any]:
+        self._task = asyncio.current_task()
+        async with aclosing(self._runnable.astream(input, config, **kwargs)) as stream:  # type: ignore[type-var]
+            async for chunk in stream:
+                yield chunk

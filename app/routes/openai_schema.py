@@ -1,0 +1,143 @@
+"""What /v1/chat/completions takes: OpenAI's request, field by field; what is not honoured is refused by name.
+
+Only shapes are checked here; ranges are the engine's (`SamplingParams`).
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.errors import RequestError
+from app.messages import Message, content_text, merge_neighbours
+
+# Fields that change nothing about the answer; clients send them to keep their own books.
+HARMLESS = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"parallel_tool_calls", "stream_options"}
+)
+# Fields with one value that asks for nothing special; any other value is refused.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "echo": (False,),
+    "suffix": ("",),
+    "verbosity": ("medium",),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+}
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "n",
+)
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class StreamOptions(BaseModel):
+    """`include_usage`: a last chunk with the usage and no choices."""
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool = False
+
+
+class ChatMessage(BaseModel):
+    """One message; `content` is text or a list of text parts."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatCompletionRequest(BaseModel):
+    """OpenAI's chat request, with vLLM's sampling fields. Other fields are refused by name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    messages: list[ChatMessage] = Field(min_length=1)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    def check_fields(self) -> None:
+        """Raises UnsupportedParameterError for the first field that would have to be ignored."""
+        from engine.errors import InvalidParameterError, UnsupportedParameterError
+
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in HARMLESS or value in NEUTRAL.get(name, ()):
+                continue
+            raise UnsupportedParameterError(name, f"{name} is not supported: leave it out")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParameterError("top_logprobs", "needs logprobs=true")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameterError("stream_options", "needs stream=true")
+
+    def engine_messages(self) -> list[Message]:
+        """The messages as the engine takes them. Raises RequestError for parts that are not text."""
+        return merge_neighbours(_message(message, number) for number, message in enumerate(self.messages))
+
+    def sampling(self) -> dict[str, Any]:
+        """Fields of SamplingParams that were given."""
+        given = {name: getattr(self, name) for name in SAMPLING}
+        given["max_tokens"] = self.max_completion_tokens or self.max_tokens
+        if self.max_tokens == 0 or self.max_completion_tokens == 0:
+            given["max_tokens"] = 0  # for the engine to refuse, with its reason
+        if self.logprobs:
+            given["logprobs"] = self.top_logprobs or 0
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _message(message: ChatMessage, number: int) -> Message:
+    place = f"messages[{number}].content"
+    if message.content is None and message.role != "assistant":
+        raise RequestError(f"{place} is missing", field=place)
+    entry: Message = {
+        # OpenAI renamed the role; templates know the old name.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content_text(message.content, place),
+    }
+    for name in ("name", "tool_calls", "tool_call_id"):
+        value = getattr(message, name)
+        if value:
+            entry[name] = value
+    return entry

@@ -1,0 +1,76 @@
+"""The HTTP application: all routes over one set of services, loaded in the background so that health answers at once.
+
+Ports, processes and signals are `app/serve.py`'s business.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app import __version__
+from app.routes import conversations, documents, faults, health, langserve, openai
+from app.services import Services
+from app.settings import Settings
+
+# JSON bodies are small; uploads have a limit of their own.
+MAX_BODY_BYTES = 8 << 20
+UPLOAD_PATH = "/api/v1/documents"
+
+DESCRIPTION = """\
+Chat with your documents. `/chat` answers from them (LangServe's protocol: `RemoteRunnable`, or plain POST),
+`/v1/chat/completions` talks to the model alone (OpenAI's protocol), `/api/v1` holds documents and conversations.
+"""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application. Its lifespan loads models and documents; `app.state.services` tells how far it is."""
+    services = Services(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(services.load())
+        try:
+            yield
+        finally:
+            await asyncio.wait({loading})  # its thread cannot be interrupted, and closing under it would break it
+            await services.close()
+
+    app = FastAPI(title="Ragstone", version=__version__, description=DESCRIPTION, lifespan=lifespan)
+    app.state.services = services
+    faults.install(app)
+    for router in (langserve, openai, health, documents, conversations):
+        app.include_router(router.create_router(services))
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> RedirectResponse:
+        return RedirectResponse("docs")
+
+    app.add_middleware(BodyLimit)
+    return app
+
+
+class BodyLimit:
+    """Refuses bodies over the limit with 413 while they arrive, whether or not they say their length."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == UPLOAD_PATH:
+            await self._app(scope, receive, send)
+            return
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > MAX_BODY_BYTES:
+                raise faults.BodyTooLargeError(MAX_BODY_BYTES)
+            return message
+
+        await self._app(scope, limited, send)

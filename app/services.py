@@ -1,0 +1,252 @@
+"""What a running server holds: engine, knowledge base, conversations and chains, and how far their loading has come.
+
+Loading happens in the background, so that health routes answer from the first moment. Routes take what they need from
+here and are refused with NotReadyError until it is there.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from langchain_core.runnables import Runnable
+
+from app import chains, models
+from app.chat_model import ChatRagstone
+from app.conversation import ConversationChain, ModelRoom, turn_writer
+from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, engine_config
+from app.errors import NotReadyError
+from app.history import ConversationStore, SQLiteConversationStore
+from app.memory import MemoryRule
+from app.metrics import ServerMetrics
+from app.settings import Settings
+from app.turn_lock import TurnLocks
+from app.turn_prompt import PassageRule
+from retrieval.records import IngestResult, Passage
+
+if TYPE_CHECKING:
+    from engine import AsyncEngine
+    from retrieval import KnowledgeBase
+
+logger = logging.getLogger(__name__)
+
+HANDBOOK = Path(__file__).resolve().parent.parent / "data" / "handbook"
+HANDBOOK_COLLECTION = "handbook"
+
+# Models with fewer parameters rewrite follow-up questions worse than search can do without them.
+REWRITING_PARAMETERS = 1_000_000_000
+
+# How long a client that came too early should wait before it asks again.
+RETRY_AFTER_S = 2
+
+Status = Literal["starting", "ready", "unhealthy"]
+T = TypeVar("T")
+
+
+class Services:
+    """Everything that requests are served from. Made at once, opened by `load`, closed by `close`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = ServerMetrics()
+        self.locks = TurnLocks()
+        self.history: ConversationStore = SQLiteConversationStore(settings.history_path)
+        self.load_error: Exception | None = None
+        self.started_at = int(time.time())
+        self._loading = "the server has just started"
+        self._loaded = False
+        self._closing = threading.Event()
+        self._engine: AsyncEngine | None = None
+        self._client: InProcessEngineClient | None = None
+        self._knowledge_base: KnowledgeBase | None = None
+        self._chat: ConversationChain | None = None
+        self._llm: Runnable[dict[str, Any], str] | None = None
+
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def status(self) -> tuple[Status, str]:
+        """How the server is, and why."""
+        if self.load_error is not None:
+            return "unhealthy", str(self.load_error)
+        if not self._loaded or self._client is None:
+            return "starting", self._loading
+        health = self._client.check_health()
+        return ("ready", "") if health == "ready" else ("unhealthy", health)
+
+    @property
+    def model_name(self) -> str:
+        """The chat model's name on /v1."""
+        return self.settings.served_model_name or self.settings.model
+
+    @property
+    def engine(self) -> InProcessEngineClient:
+        return self._present(self._client)
+
+    @property
+    def knowledge_base(self) -> "KnowledgeBase":
+        return self._present(self._knowledge_base)
+
+    @property
+    def chat(self) -> ConversationChain:
+        return self._present(self._chat)
+
+    @property
+    def llm(self) -> Runnable[dict[str, Any], str]:
+        return self._present(self._llm)
+
+    def require_ready(self) -> None:
+        """Raises NotReadyError unless the server is ready."""
+        status, reason = self.status()
+        if status != "ready":
+            raise NotReadyError(f"the server is {status}: {reason}")
+
+    def _present(self, part: T | None) -> T:
+        if part is None or not self._loaded:
+            self.require_ready()
+            raise NotReadyError("the server is starting")
+        return part
+
+    # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def load(self) -> None:
+        """Loads everything; a failure is kept in `load_error` and logged, and the server says `unhealthy`."""
+        started = time.monotonic()
+        try:
+            await asyncio.to_thread(self._load)
+        except Exception as error:
+            self.load_error = error
+            known = hasattr(type(error), "code")  # a sentence for a person; anything else is a defect with a trace
+            logger.error("the server could not load: %s", error, exc_info=None if known else error)
+            return
+        self._loaded = True
+        logger.info("ready after %.1f s", time.monotonic() - started)
+
+    def _load(self) -> None:
+        self._load_engine()
+        self._load_knowledge_base()
+        self._build_chains()
+
+    def _load_engine(self) -> None:
+        from engine import AsyncEngine
+
+        settings = self.settings
+        self._step(f"loading the chat model {settings.model}")
+        path = models.resolve(settings.model, settings)
+        engine = AsyncEngine(engine_config(settings, path))
+        engine.start()
+        self._engine = engine
+        self._client = InProcessEngineClient(engine, model_name=self.model_name, on_end=self.metrics.observe)
+        self.metrics.watch(self.model_name, engine.stats)
+        pinned = self._client.pin_system_prompt(settings.system_prompt)
+        logger.info(
+            "chat model loaded: %s, %d million parameters, %d tokens of context, %d tokens of system prompt pinned",
+            self.model_name,
+            engine.num_parameters // 1_000_000,
+            engine.max_model_len,
+            pinned,
+        )
+
+    def _load_knowledge_base(self) -> None:
+        from retrieval import Embedder, KnowledgeBase
+
+        settings = self.settings
+        self._step(f"loading the embedding model {settings.embedding_model}")
+        embedder = Embedder(
+            models.resolve(settings.embedding_model, settings),
+            device=settings.device,
+            batch_size=settings.embedding_batch_size,
+        )
+        self._knowledge_base = KnowledgeBase.open(settings.knowledge_dir, embedder)
+        if settings.sample_kb and HANDBOOK.is_dir() and not self._closing.is_set():
+            self._ingest_handbook(self._knowledge_base)
+
+    def _ingest_handbook(self, knowledge_base: "KnowledgeBase") -> None:
+        """Puts the sample pages in; those that are there already cost a look at their hash."""
+        total = sum(1 for path in HANDBOOK.iterdir() if path.is_file())
+        self._step(f"taking in the sample handbook, {total} pages")
+        done = 0
+
+        def progress(result: IngestResult) -> None:
+            nonlocal done
+            done += 1
+            self._loading = f"taking in the sample handbook, {done} of {total} pages"
+            if result.status == "failed":
+                logger.warning("%s was not taken in: %s", result.path, result.reason)
+
+        results = knowledge_base.ingest_paths(
+            [HANDBOOK], collection=HANDBOOK_COLLECTION, owner="local", progress=progress
+        )
+        changed = sum(result.status in ("added", "updated") for result in results)
+        logger.info("sample handbook: %d pages, %d new or changed", len(results), changed)
+
+    def _build_chains(self) -> None:
+        settings, client = self.settings, self.engine_while_loading
+        model = ChatRagstone(
+            model=self.model_name,
+            client=client,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            repetition_penalty=settings.repetition_penalty,
+            seed=settings.seed,
+            max_tokens=settings.max_tokens,
+            timeout=settings.request_timeout_s,
+        )
+        passages = PassageRule(settings.num_passages, settings.max_passage_tokens, settings.min_passage_score)
+        self._chat = ConversationChain(
+            retrieval=chains.retrieval_chain(
+                self._condenser(model), self._search, turn_writer(passages, client.count_tokens)
+            ),
+            answer=chains.answer_chain(model, settings.system_prompt),
+            store=self.history,
+            locks=self.locks,
+            memory=MemoryRule(settings.memory_kind, settings.memory_turns, settings.memory_tokens),
+            passages=passages,
+            room=ModelRoom(
+                max_model_len=client.max_model_len,
+                max_tokens=settings.max_tokens,
+                system_tokens=client.count_tokens(settings.system_prompt) + MESSAGE_OVERHEAD_TOKENS,
+            ),
+            count_tokens=client.count_tokens,
+        )
+        self._llm = chains.llm_chain(model)
+
+    @property
+    def engine_while_loading(self) -> InProcessEngineClient:
+        """The engine, also before everything else is loaded."""
+        assert self._client is not None, "the engine is loaded first"
+        return self._client
+
+    def _condenser(self, model: ChatRagstone) -> Runnable[dict[str, Any], list[str]]:
+        if not self.settings.condense_question:
+            return chains.no_condensing()
+        if self.engine_while_loading.num_parameters < REWRITING_PARAMETERS:
+            return chains.condense_by_context()
+        return chains.condense_by_model(model, self.settings.system_prompt)
+
+    def _search(self, queries: Sequence[str], k: int, *, collections: Sequence[str] | None, user: str) -> list[Passage]:
+        with self.metrics.retrieval_seconds.time():
+            return self.knowledge_base.search(queries, k, collections=collections, user=user)
+
+    def _step(self, what: str) -> None:
+        self._loading = what
+        logger.info("%s", what)
+
+    # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def close(self) -> None:
+        """Stops the engine and closes the stores; turns that are being stored are stored first."""
+        self._closing.set()
+        if self._chat is not None:
+            await self._chat.drain()
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()
+        if self._knowledge_base is not None:
+            self._knowledge_base.close()
+        self.history.close()

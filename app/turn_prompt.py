@@ -1,0 +1,123 @@
+"""How a turn reads to the model: passages first, numbered, then the question.
+
+Passages stand in the turn that found them and stay there, so that a conversation's prompt only ever grows at its end
+and the prefix cache holds the rest; a passage that is already in sight is pointed to by its number.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from retrieval.records import Passage
+
+CountTokens = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class PassageRule:
+    """How many passages a question gets: at most `count`, of `max_tokens` together, scoring `min_score` or more."""
+
+    count: int = 4
+    max_tokens: int = 1024
+    min_score: float = 0.0
+
+
+@dataclass
+class TurnDraft:
+    """A turn before it is answered: what the model is sent, and what it draws on.
+
+    `sources` are all passages that count for this turn, best first; `placed` the numbers of those that stand in
+    `prompt`.
+    """
+
+    prompt: str
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    placed: list[int] = field(default_factory=list)
+
+
+def write_turn(
+    question: str,
+    passages: Sequence[Passage],
+    *,
+    known: Mapping[str, int],
+    next_number: int,
+    max_tokens: int,
+    min_score: float,
+    count_tokens: CountTokens,
+) -> TurnDraft:
+    """The turn's text and sources.
+
+    Args:
+        known: text of each passage that earlier turns in sight hold -> its number there. next_number: number for the
+        next passage that is new to the conversation. max_tokens: most tokens that new passages may take; what does not
+        fit is left out, worst first. The first passage is
+            cut rather than left out.
+    """
+    draft = TurnDraft(prompt="")
+    blocks: list[str] = []
+    in_sight: list[int] = []
+    left = max_tokens
+    for passage in passages:
+        if passage.score < min_score:
+            continue
+        number = known.get(passage.text)
+        if number is None:
+            number = next_number + len(blocks)
+            block = passage_block(number, passage)
+            size = count_tokens(block)
+            if size > left and blocks:
+                continue
+            if size > left:
+                block = _cut(block, left, count_tokens)
+                if not block:
+                    continue
+            left -= size
+            blocks.append(block)
+            draft.placed.append(number)
+        else:
+            in_sight.append(number)
+        draft.sources.append(source_of(number, passage))
+    draft.prompt = _join(question, blocks, in_sight)
+    return draft
+
+
+def passage_block(number: int, passage: Passage) -> str:
+    """A passage as the model reads it."""
+    place = " > ".join(part for part in (passage.title, passage.heading) if part)
+    page = f", page {passage.page}" if passage.page is not None else ""
+    return f"[{number}] {place}{page}\n{passage.text.strip()}"
+
+
+def source_of(number: int, passage: Passage) -> dict[str, Any]:
+    """A passage as clients see it under an answer."""
+    return {
+        "n": number,
+        "document_id": passage.document_id,
+        "title": passage.title,
+        "page": passage.page,
+        "heading": passage.heading,
+        "text": passage.text,
+        "score": round(float(passage.score), 4),
+    }
+
+
+def _join(question: str, blocks: Sequence[str], in_sight: Sequence[int]) -> str:
+    if not blocks and not in_sight:
+        return question
+    parts = list(blocks)
+    if in_sight:
+        parts.append(f"See also {', '.join(f'[{number}]' for number in sorted(in_sight))} above.")
+    return "Passages:\n\n" + "\n\n".join(parts) + f"\n\nQuestion: {question}"
+
+
+def _cut(text: str, max_tokens: int, count_tokens: CountTokens) -> str:
+    """The longest beginning of `text`, cut at a space, that has at most `max_tokens` tokens."""
+    words = text.split(" ")
+    low, high = 0, len(words)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count_tokens(" ".join(words[:middle])) <= max_tokens:
+            low = middle
+        else:
+            high = middle - 1
+    return " ".join(words[:low])
