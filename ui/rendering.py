@@ -17,6 +17,7 @@ from ui.client import Document, Health, UploadResult
 from ui.conversation import Conversation, Source, Turn, TurnState
 
 PREVIEW_CHARS = 180
+NUM_LISTED_DOCUMENTS = 200
 _LINK_SCHEMES = ("http://", "https://", "mailto:")
 
 
@@ -116,7 +117,7 @@ def _source_html(source: Source) -> str:
     locator = f'<span class="locator">{text_html(_locator(source))}</span>' if _locator(source) else ""
     score = "" if source.score is None else f' title="Match {source.score:.2f} of 1"'
     return (
-        f'<details class="source" data-document="{escape(source.document_id)}"><summary{score}>'
+        f'<details class="source" data-document="{text_html(source.document_id)}"><summary{score}>'
         f'<span class="number">{source.n}</span>'
         f'<span class="title" dir="auto">{text_html(source.title)}</span>{locator}'
         f'<span class="preview" dir="auto">{text_html(_preview(source.text))}</span></summary>'
@@ -181,22 +182,27 @@ def _upload_line(result: UploadResult) -> str:
     said = {"added": "Added", "updated": "Updated", "unchanged": "Already there"}.get(result.status, result.status)
     counts = _counts(result.num_chunks, result.num_pages)
     line = f"{text_html(said)}: {counts}" if counts else text_html(said)
-    return f'<li class="{escape(result.status)}">{name} <span>{line}</span></li>'
+    return f'<li class="{text_html(result.status)}">{name} <span>{line}</span></li>'
 
 
 def documents_html(documents: Sequence[Document]) -> str:
     """The list of documents, each with a button to remove it."""
     if not documents:
         return '<p class="mark">No documents yet. Add one above.</p>'
-    items = "".join(
-        f'<li><div><b dir="auto">{text_html(document.title)}</b>'
-        f"<span>{_document_facts(document)}</span></div>"
-        f'<button type="button" class="remove" data-remove="{escape(document.document_id)}" '
-        f'data-title="{text_html(document.title)}" aria-label="Remove {text_html(document.title)}">Remove</button></li>'
-        for document in documents
-    )
+    items = "".join(_document_line(document) for document in documents[:NUM_LISTED_DOCUMENTS])
+    if len(documents) > NUM_LISTED_DOCUMENTS:
+        items += f"<li><span>and {len(documents) - NUM_LISTED_DOCUMENTS} more</span></li>"
     noun = "document" if len(documents) == 1 else "documents"
     return f'<p class="count">{len(documents)} {noun}</p><ul class="documents" aria-label="Documents">{items}</ul>'
+
+
+def _document_line(document: Document) -> str:
+    title = text_html(document.title)
+    return (
+        f'<li><div><b dir="auto">{title}</b><span>{_document_facts(document)}</span></div>'
+        f'<button type="button" class="remove" data-remove="{text_html(document.document_id)}" data-title="{title}" '
+        f'aria-label="Remove {title}">Remove</button></li>'
+    )
 
 
 def _document_facts(document: Document) -> str:
