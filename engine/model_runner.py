@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,10 +40,7 @@ class ModelRunner:
         self.num_blocks = self._pool_size(config)
         shape = (self.num_blocks, loaded.config.num_kv_heads, self.block_size, loaded.config.head_dim)
         self.pools: list[tuple[Tensor, Tensor]] = [
-            (
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-                torch.zeros(shape, dtype=self.dtype, device=self.device),
-            )
+            (_zeros(shape, self.dtype, self.device), _zeros(shape, self.dtype, self.device))
             for _ in range(loaded.config.num_layers)
         ]
 
@@ -108,6 +106,13 @@ class ModelRunner:
                 "bytes, and at least 2 are needed",
             )
         return num_blocks
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zeroed tensor; on a CPU its pages are mapped when they are first written, so a large pool costs nothing to make."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)).view(dtype)
 
 
 def _default_kv_bytes(device: torch.device) -> int:

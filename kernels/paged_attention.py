@@ -189,8 +189,9 @@ class PagedAttention:
         # Two batched products with a float32 softmax beat SDPA at one query row.
         scores = torch.matmul(grouped, k.transpose(-1, -2)).float() * self.scale
         if mask is not None:
-            # Blocks past a sequence's end hold other data, perhaps NaN left by a failed step: fill, never add.
-            scores = scores.masked_fill(~mask, float("-inf"))
+            # Slots past a sequence's end may hold anything, NaN included: filled, since 0 · NaN would still be NaN.
+            scores = scores.masked_fill_(~mask, float("-inf"))
+            v = v.masked_fill(~mask.transpose(-1, -2), 0.0)
         weights = scores.softmax(-1).to(v.dtype)
         return torch.matmul(weights, v).view(q.shape)
 
