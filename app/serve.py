@@ -25,11 +25,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from app import models, preflight
-from app.errors import RagstoneError, StartupError
 from app.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
     import uvicorn
+
+    from app.services import Services
 
 logger = logging.getLogger(__name__)
 
@@ -93,65 +94,35 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
 
 def _run_api(settings: Settings, listener: socket.socket, ui: "UIProcess | None") -> int:
-    logger.info("loading the server")
+    logger.info("starting the server")
     import uvicorn
 
     from app.server import create_app
 
-    lifespan = _Lifespan(create_app(settings))
+    app = create_app(settings)
+    services: Services = app.state.services
     config = uvicorn.Config(
-        lifespan,
+        app,
         lifespan="on",
         log_config=None,
         access_log=settings.log_level == "debug",
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
     )
     server = uvicorn.Server(config)
-    announcer = threading.Thread(target=_announce, args=(settings, server, ui), name="announce", daemon=True)
-    announcer.start()
-    try:
-        with _stop_while_loading(server, ui):
-            server.run(sockets=[listener])
-    except SystemExit:  # what uvicorn does when the lifespan fails
-        raise _startup_failure(lifespan.error) from lifespan.error
-    return 0
+    _stop_at_once_while_loading(server, services, ui)
+    threading.Thread(target=_announce, args=(settings, server, services, ui), name="announce", daemon=True).start()
+    server.run(sockets=[listener])
+    return 0 if services.load_error is None else 1
 
 
-class _Lifespan:
-    """The app, with the error that ended its start kept: uvicorn would only print its stack trace and exit with 3."""
+def _announce(settings: Settings, server: "uvicorn.Server", services: "Services", ui: "UIProcess | None") -> None:
+    """Print the addresses once both answer, or stop the server if it could not load (it has logged why).
 
-    def __init__(self, app: Any) -> None:
-        self.app = app
-        self.error: Exception | None = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "lifespan":
-            await self.app(scope, receive, send)
-            return
-
-        async def without_stack_trace(message: Any) -> None:
-            await send({**message, "message": ""} if message["type"].endswith(".failed") else message)
-
-        try:
-            await self.app(scope, receive, without_stack_trace)
-        except Exception as error:
-            self.error = error
-            raise
-
-
-def _startup_failure(error: Exception | None) -> RagstoneError:
-    if isinstance(error, RagstoneError):
-        return error
-    # Errors of engine and retrieval are sentences for a person; anything else is a defect, and its trace helps.
-    if error is None or not hasattr(type(error), "code"):
-        logger.error("the server could not start", exc_info=error)
-    return StartupError(f"the server could not start: {error or 'no reason was given'}")
-
-
-def _announce(settings: Settings, server: "uvicorn.Server", ui: "UIProcess | None") -> None:
-    """Print the addresses once both answer. Runs beside the server, which must not wait for it."""
-    api = base_url(settings.host, settings.port)
-    while not (server.started and readiness(api) == READY):
+    Runs beside the server, which must not wait for it.
+    """
+    while not (server.started and services.status()[0] == READY):
+        if services.load_error is not None:
+            server.should_exit = True
         if server.should_exit:
             return
         time.sleep(0.1)
@@ -159,7 +130,7 @@ def _announce(settings: Settings, server: "uvicorn.Server", ui: "UIProcess | Non
     lines = ["", "Ragstone is ready."]
     if ui_answers:
         lines.append(f"  Chat  {base_url(settings.host, settings.ui_port)}")
-    lines += [f"  API   {api}", "Press Ctrl+C to stop.", ""]
+    lines += [f"  API   {base_url(settings.host, settings.port)}", "Press Ctrl+C to stop.", ""]
     print("\n".join(lines), flush=True)
     if ui is not None and not ui_answers and ui.is_running:
         logger.warning("the chat UI does not answer after %.0f s; the API does", UI_START_TIMEOUT_S)
@@ -223,17 +194,16 @@ def _stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _stop_while_loading(server: "uvicorn.Server", ui: "UIProcess | None") -> Iterator[None]:
-    """Make uvicorn's signal handler end the process at once as long as it has not started.
+def _stop_at_once_while_loading(server: "uvicorn.Server", services: "Services", ui: "UIProcess | None") -> None:
+    """Make uvicorn's signal handler end the process at once as long as the server is loading.
 
-    It would wait for the lifespan, whose threads (loading weights, embedding the first documents) cannot be
-    interrupted. Nothing is lost: what ingest has not committed it repeats, and a half-fetched model has no name yet.
+    A clean shutdown waits for the loading thread (weights, the first documents), which cannot be interrupted. Nothing
+    is lost: no request is served yet, what ingest has not committed it repeats, and a half-fetched model has no name.
     """
     drain = server.handle_exit
 
     def handle_exit(number: int, frame: FrameType | None) -> None:
-        if server.started:
+        if services.status()[0] != "starting":
             drain(number, frame)
             return
         logger.info("stopped while loading")
@@ -244,7 +214,6 @@ def _stop_while_loading(server: "uvicorn.Server", ui: "UIProcess | None") -> Ite
         os._exit(0)
 
     server.handle_exit = handle_exit  # type: ignore[method-assign, assignment]
-    yield
 
 
 # ── the UI ───────────────────────────────────────────────────────────────────────────────────────────────────────────

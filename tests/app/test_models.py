@@ -289,7 +289,7 @@ def test_too_little_space_says_where_and_how_much(
     settings: Settings, cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_wheel(index)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 5 << 20))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 5 << 20))
     with pytest.raises(ModelDownloadError, match=rf"needs 18 MiB in {cache}, where 5 MiB are free"):
         resolve("tiny", settings)
 

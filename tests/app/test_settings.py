@@ -213,7 +213,7 @@ def test_mistyped_variables_are_named() -> None:
 
 def test_settings_cannot_be_changed_later() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        Settings().port = 1  # type: ignore[misc]
+        Settings().port = 1
 
 
 def test_every_setting_is_described_and_says_what_it_takes() -> None:
