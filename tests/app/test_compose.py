@@ -1,0 +1,221 @@
+"""compose.yaml, Dockerfile and their health checks, as far as they can be checked without a container engine."""
+
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from app.settings import OTHER_VARIABLES, Settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+DURATION = {"type": "string", "pattern": r"^(\d+(h|m|s|ms))+$"}
+SERVICE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["image", "build", "command", "healthcheck", "volumes", "ports"],
+    "properties": {
+        "image": {"type": "string", "pattern": r"^[a-z0-9._/-]+:[\w.-]+$"},
+        "build": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["context"],
+            "properties": {
+                "context": {"type": "string"},
+                "args": {"type": "object", "additionalProperties": {"type": "string"}},
+            },
+        },
+        "init": {"type": "boolean"},
+        "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+        "cap_drop": TEXTS,
+        "security_opt": TEXTS,
+        "command": TEXTS,
+        # Text only: YAML would make a number or boolean of an unquoted value, and compose refuses booleans.
+        "environment": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[A-Z][A-Z0-9_]*$"},
+            "additionalProperties": {"type": "string"},
+        },
+        "volumes": {"type": "array", "items": {"type": "string", "pattern": r"^[a-z-]+:/[\w/]+$"}},
+        "ports": {"type": "array", "items": {"type": "string", "pattern": r"^\S+:\S+:\d+$"}},
+        "healthcheck": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["test", "interval", "timeout", "retries", "start_period"],
+            "properties": {
+                "test": {"type": "array", "items": {"type": "string"}, "prefixItems": [{"enum": ["CMD", "CMD-SHELL"]}]},
+                "interval": DURATION,
+                "timeout": DURATION,
+                "start_period": DURATION,
+                "start_interval": DURATION,
+                "retries": {"type": "integer", "minimum": 1},
+            },
+        },
+        "depends_on": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["condition"],
+                "properties": {
+                    "condition": {"enum": ["service_started", "service_healthy", "service_completed_successfully"]}
+                },
+            },
+        },
+        "stop_grace_period": DURATION,
+    },
+}
+COMPOSE = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "services", "volumes"],
+    "patternProperties": {"^x-": {}},
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+        "services": {"type": "object", "additionalProperties": SERVICE},
+        "volumes": {"type": "object", "additionalProperties": {"type": ["object", "null"]}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((REPOSITORY / "compose.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> str:
+    return (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_compose_file_follows_the_schema(compose: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator(COMPOSE).validate(compose)
+    assert set(compose["services"]) == {"api", "ui"}
+
+
+def test_both_services_run_one_image_and_volumes_are_declared(compose: dict[str, Any]) -> None:
+    services = compose["services"].values()
+    assert {service["image"] for service in services} == {"ragstone:0.1.0"}
+    named = {volume.split(":")[0] for service in services for volume in service["volumes"]}
+    assert named == set(compose["volumes"])
+    for service in services:
+        assert set(service.get("depends_on", {})) <= set(compose["services"])
+
+
+def test_ui_reaches_the_api_by_the_services_name_and_port(compose: dict[str, Any]) -> None:
+    command = compose["services"]["api"]["command"]
+    assert command[:2] == ["ragstone", "serve"]
+    port = command[command.index("--port") + 1]
+    assert command[command.index("--host") + 1] == "0.0.0.0"
+    assert compose["services"]["ui"]["environment"]["RAGSTONE_API_URL"] == f"http://api:{port}"
+    assert compose["services"]["ui"]["command"] == ["python", "-m", "ui"]
+    for name, inside in (("api", port), ("ui", compose["services"]["ui"]["environment"]["RAGSTONE_UI_PORT"])):
+        assert [entry.rsplit(":", 1)[1] for entry in compose["services"][name]["ports"]] == [inside]
+
+
+def test_only_this_machine_can_reach_the_ports_unless_asked_otherwise(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        assert all(entry.startswith("${RAGSTONE_PUBLISH:-127.0.0.1}:") for entry in service["ports"])
+
+
+def test_every_variable_is_a_setting_and_its_default_is_ours(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        for name, value in service["environment"].items():
+            if not name.startswith("RAGSTONE_") or name in OTHER_VARIABLES:
+                continue
+            field = name.removeprefix("RAGSTONE_").lower()
+            field = {"data": "data_dir"}.get(field, field)
+            assert field in Settings.model_fields, name
+            default = re.fullmatch(r"\$\{" + name + r":-(.*)\}", value)
+            if default:
+                assert default[1] == str(Settings.model_fields[field].default), name
+
+
+@contextmanager
+def answering(port: int, status: int, path: str) -> Iterator[None]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == path else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(("service", "port", "path"), [("api", "8080", "/v1/health/ready"), ("ui", "7860", "/")])
+def test_health_check_runs_and_tells_ready_from_starting_from_dead(
+    compose: dict[str, Any], service: str, port: str, path: str
+) -> None:
+    kind, program, *arguments = compose["services"][service]["healthcheck"]["test"]
+    assert (kind, program) == ("CMD", "python")
+    elsewhere = free_port()  # 8080 and 7860 may be somebody's
+    command = [sys.executable, *(argument.replace(f":{port}/", f":{elsewhere}/") for argument in arguments)]
+    assert f":{elsewhere}/" in command[-1]
+
+    def healthy() -> bool:
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
+
+    assert not healthy()
+    with answering(elsewhere, 503, path):
+        assert not healthy()
+    with answering(elsewhere, 200, path):
+        assert healthy()
+
+
+def test_image_runs_as_an_ordinary_user_on_a_slim_base(dockerfile: str) -> None:
+    stages = re.findall(r"^FROM (\S+)", dockerfile, flags=re.MULTILINE)
+    assert stages == ["python:3.11-slim", "python:3.11-slim"]
+    last_stage = dockerfile[dockerfile.rindex("FROM ") :]
+    assert re.findall(r"^USER (\S+)", last_stage, flags=re.MULTILINE) == ["ragstone"]
+    assert "apt-get" not in last_stage
+
+
+def test_everything_the_image_copies_exists_and_reaches_the_build(dockerfile: str) -> None:
+    allowed = [
+        line.removeprefix("!")
+        for line in (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        if line.startswith("!")
+    ]
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile, flags=re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert {"app", "engine", "kernels", "retrieval", "ui", "data", "pyproject.toml"} <= set(copied)
+    for source in copied:
+        assert (REPOSITORY / source).exists(), source
+        assert any(Path(source).match(pattern) or source.startswith(f"{pattern}/") for pattern in allowed), source
+
+
+def test_version_of_the_image_is_ours(compose: dict[str, Any]) -> None:
+    from app import __version__
+
+    assert compose["services"]["api"]["image"] == f"ragstone:{__version__}"
