@@ -202,29 +202,25 @@ def _wire_chat(blocks: Any, page: _Page, chat: Chat) -> None:
     async def open_page(session_id: str) -> Updates:
         return {page.session_id: session_id, **page.updates(await chat.restore(session_id))}
 
+    async def start_new(session_id: str, new_session_id: str) -> Updates:
+        return {page.session_id: new_session_id, **page.updates(await chat.leave(session_id, new_session_id))}
+
     def stop(session_id: str) -> None:
         chat.stop(session_id)
 
     # Nobody waits for anybody here: the engine does the queueing.
     options = {"outputs": page.chat_outputs, "show_progress": "hidden", "concurrency_limit": None}
     private = {"api_visibility": "private", "show_progress": "hidden"}
-    asked = [
-        gr.on(
-            [page.send.click, page.question.submit],
-            ask,
-            inputs=[page.question, page.session_id],
-            api_name="ask",
-            **options,
-        ),
-        page.retry.click(retry, inputs=[page.session_id], api_visibility="private", **options),
-    ]
+    asking = [page.send.click, page.question.submit]
+    gr.on(asking, ask, inputs=[page.question, page.session_id], api_name="ask", **options)
+    page.retry.click(retry, inputs=[page.session_id], api_visibility="private", **options)
     for button, question in zip(page.examples, EXAMPLE_QUESTIONS, strict=True):
         handler = partial(ask_example, question)
-        asked.append(button.click(handler, inputs=[page.session_id], api_visibility="private", **options))
+        button.click(handler, inputs=[page.session_id], api_visibility="private", **options)
     page.stop.click(stop, inputs=[page.session_id], queue=False, **private)
-    opened = {"inputs": [page.session_id], "outputs": [page.session_id, *page.chat_outputs], "queue": False, **private}
-    blocks.load(open_page, js="ragstone.conversation", **opened)
-    page.new.click(open_page, js="ragstone.newConversation", cancels=asked, **opened)
+    opening = {"outputs": [page.session_id, *page.chat_outputs], "queue": False, **private}
+    blocks.load(open_page, inputs=[page.session_id], js="ragstone.conversation", **opening)
+    page.new.click(start_new, inputs=[page.session_id, page.session_id], js="ragstone.newConversation", **opening)
 
 
 def _wire_library(blocks: Any, page: _Page, library: Library) -> None:

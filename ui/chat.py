@@ -51,6 +51,7 @@ class _Work:
     turn: Turn
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopped: bool = False
+    last_frame: Frame | None = None  # what to show at the end in place of the answer
     started_at: float = field(default_factory=time.monotonic)
 
     def stop(self) -> None:
@@ -119,6 +120,18 @@ class Chat:
         if work is not None:
             work.stop()
 
+    async def leave(self, session_id: str, new_session_id: str) -> Frame:
+        """Abandon the conversation `session_id` for a new one; its empty page.
+
+        An answer that is being made ends with that same page, so that the page is right whichever frame comes last.
+        """
+        page = await self.restore(new_session_id)
+        work = self._work.get(session_id)
+        if work is not None:
+            work.last_frame = page
+            work.stop()
+        return page
+
     async def _conversation(self, session_id: str) -> Conversation:
         conversation = self._conversations.get(session_id)
         if conversation is not None:
@@ -167,6 +180,9 @@ class Chat:
                 turn.state = TurnState.STOPPED
             if self._work.get(conversation.session_id) is work:
                 del self._work[conversation.session_id]
+        if work.last_frame is not None:
+            yield work.last_frame
+            return
         # A question that the server did not take goes back into the box, to be mended or sent again.
         is_refused = turn.state is TurnState.FAILED and not turn.is_accepted
         yield Frame(

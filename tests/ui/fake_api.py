@@ -67,6 +67,18 @@ class FakeApi:
     asked: list[tuple[str, str]] = field(default_factory=list)  # (session id, question)
     turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    serving: "_Serving | None" = None
+
+    def start(self) -> None:
+        """Serve, at the same address as before if there was one."""
+        self.serving = _Serving(self.app(), int(self.url.rsplit(":", 1)[1]) if self.url else 0)
+        self.url = self.serving.url
+
+    def stop(self) -> None:
+        """Stop serving, as if the process were gone. Harmless when stopped."""
+        if self.serving is not None:
+            self.serving.stop()
+            self.serving = None
 
     def app(self) -> FastAPI:
         """The ASGI app that serves this state."""
@@ -175,26 +187,30 @@ def _event(name: str, data: Any) -> str:
     return f"event: {name}\r\ndata: {json.dumps(data, ensure_ascii=False)}\r\n\r\n"
 
 
-@contextmanager
-def serve(app: Any) -> Iterator[str]:
-    """Run an ASGI app in a thread on a free port; its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
+class _Serving:
+    """A server in a thread of its own; port 0 takes a free one."""
+
+    def __init__(self, app: FastAPI, port: int) -> None:
+        listener = socket.create_server(("127.0.0.1", port))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        # No grace: open answers are cut when the server ends.
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+        while not self._server.started:
             time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=10)
 
 
 @contextmanager
 def fake_api() -> Iterator[FakeApi]:
-    """A FakeApi being served; its `url` is set."""
+    """A FakeApi being served."""
     api = FakeApi()
-    with serve(api.app()) as url:
-        api.url = url
+    api.start()
+    try:
         yield api
+    finally:
+        api.stop()

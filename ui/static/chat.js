@@ -28,7 +28,7 @@ window.ragstone = (() => {
 
   // Per tab, and the same after a reload.
   const conversation = () => [read() ?? write(newId())];
-  const newConversation = () => [write(newId())];
+  const newConversation = (current) => [current, write(newId())];
 
   const toggleDocuments = () => {
     const isOpen = document.body.classList.toggle('documents-open');
