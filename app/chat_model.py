@@ -6,6 +6,7 @@ text.
 """
 
 import asyncio
+import importlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
@@ -292,6 +293,21 @@ class ChatRagstone(BaseChatModel):
         if logprobs:
             given["logprobs"] = top_logprobs or 0
         return {name: value for name, value in given.items() if value is not None}
+
+
+def _register_for_load() -> None:
+    """Lets `langchain_core.load.load(…, allowed_objects="all", valid_namespaces=["app"])` make a ChatRagstone.
+
+    LangChain admits only classes of a table of its own there, and offers no way to be put into it. Without this (in a
+    version that keeps the table elsewhere) `allowed_objects=[ChatRagstone]` still works.
+    """
+    loading = importlib.import_module("langchain_core.load.load")
+    path = tuple(ChatRagstone.lc_id())
+    getattr(loading, "ALL_SERIALIZABLE_MAPPINGS", {}).setdefault(path, path)
+    getattr(loading, "_default_class_paths_cache", {}).pop("all", None)
+
+
+_register_for_load()
 
 
 # ── deltas into LangChain's shapes ───────────────────────────────────────────────────────────────────────────────────

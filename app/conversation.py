@@ -236,7 +236,8 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         if fixed > room:
             raise PromptTooLongError(fixed, self._room.max_model_len, self._room.max_tokens)
         wants_passages = options.get("retrieval", True) is not False and self._passages.count > 0
-        passage_tokens = min(self._passages.max_tokens, room - fixed) if wants_passages else 0
+        # At most half of what the question leaves, so that passages never push a whole conversation out.
+        passage_tokens = min(self._passages.max_tokens, (room - fixed) // 2) if wants_passages else 0
         start = self._window_start(turn, turns, used=fixed + passage_tokens)
         shown = [earlier for earlier in turns[start:] if earlier.answer or earlier.messages]
         turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question)
