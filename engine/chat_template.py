@@ -259,7 +259,7 @@ class _Guard:
         """Hides also the start of a text that is the inside of a control token, for `'<|' + name + '|>'`."""
         hidden = self._hide_text(text, self._all, stand_ins)
         inside = hidden.strip()
-        if inside and len(inside) < self._longest and inside in self._inner:
+        if inside[:1] in stand_ins and len(inside) < self._longest and inside in self._inner:
             return hidden.replace(inside, stand_ins[inside[0]] + inside[1:], 1)
         return hidden
 
