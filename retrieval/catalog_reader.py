@@ -1,0 +1,221 @@
+"""What can be asked of the catalog within one transaction. Changes nothing."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from retrieval.records import CollectionInfo, DocumentInfo
+
+_CURRENT = "JOIN versions v ON v.document_id = d.id AND v.superseded_at IS NULL"
+_CHUNK_COLUMNS = (
+    "c.id, d.uid, v.number, v.revision, c.ordinal, v.title, d.source, k.name, c.page, c.headings, c.text, v.metadata"
+)
+# SQLite's own limit on bound values is far higher; long lists are cut so that statements stay cacheable.
+_BATCH = 500
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ChunkRow:
+    """One chunk with what is known of its document."""
+
+    chunk_id: int
+    document_id: str
+    version: int
+    revision: int
+    ordinal: int
+    title: str
+    source: str
+    collection: str
+    page: int | None
+    headings: tuple[str, ...]
+    text: str
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """A document's current version, as far as an ingest compares it."""
+
+    document_id: str
+    content_hash: str
+    revision: int
+    num_chunks: int
+    num_pages: int
+
+
+class CatalogReader:
+    """Queries. Get one from `Catalog.reading()`; valid until that block ends."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    def generation(self) -> int:
+        """Counts the changes that a search can notice."""
+        return int(self._setting("generation") or 0)
+
+    def embedder(self) -> tuple[str, str, int] | None:
+        """Name, fingerprint and dimension of the embedder whose vectors these are; None while unknown."""
+        name, fingerprint, dimension = (
+            self._setting(f"embedder_{key}") for key in ("name", "fingerprint", "dimension")
+        )
+        return (name, fingerprint, int(dimension)) if name and fingerprint and dimension else None
+
+    def num_vectors(self) -> int:
+        return self._count("SELECT count(*) FROM vectors")
+
+    def counts(self) -> dict[str, int]:
+        """Numbers of collections, documents and chunks (current versions only)."""
+        return {
+            "collections": self._count("SELECT count(*) FROM collections"),
+            "documents": self._count("SELECT count(*) FROM documents"),
+            "chunks": self._count(
+                "SELECT count(*) FROM chunks c JOIN versions v ON v.id = c.version_id AND v.superseded_at IS NULL"
+            ),
+        }
+
+    def collections(self, user: str) -> list[CollectionInfo]:
+        """The collections that `user` may search: own and shared ones."""
+        rows = self._db.execute(
+            "SELECT name, owner, visibility, (SELECT count(*) FROM documents WHERE collection_id = c.id) "
+            "FROM collections c WHERE owner = ? OR visibility = 'shared' ORDER BY name, owner",
+            (user,),
+        )
+        return [CollectionInfo(*row) for row in rows]
+
+    def visible_collection_ids(self, user: str, names: Sequence[str] | None) -> list[int]:
+        """Ids of the collections that `user` may search, of these names only where names are given."""
+        rows = self._db.execute("SELECT id, name FROM collections WHERE owner = ? OR visibility = 'shared'", (user,))
+        return [id_ for id_, name in rows if names is None or name in names]
+
+    def collection_id(self, owner: str, name: str) -> int | None:
+        row = self._db.execute("SELECT id FROM collections WHERE owner = ? AND name = ?", (owner, name)).fetchone()
+        return None if row is None else int(row[0])
+
+    def documents(self, user: str, collection: str | None) -> list[DocumentInfo]:
+        """Documents that `user` may search, by collection and source."""
+        rows = self._db.execute(
+            "SELECT d.uid, v.title, d.source, c.name, v.content_hash, "
+            "(SELECT count(*) FROM chunks WHERE version_id = v.id), v.num_pages, v.size_bytes, v.added_at, v.number "
+            f"FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
+            "WHERE (c.owner = ?1 OR c.visibility = 'shared') AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, d.source",
+            (user, collection),
+        )
+        return [
+            DocumentInfo(
+                document_id=row[0],
+                title=row[1],
+                source=row[2],
+                collection=row[3],
+                content_hash=row[4],
+                num_chunks=row[5],
+                num_pages=row[6],
+                size_bytes=row[7],
+                added_at=datetime.fromtimestamp(row[8], UTC),
+                status="ready",
+                version=row[9],
+            )
+            for row in rows
+        ]
+
+    def stored_version(self, owner: str, collection: str, source: str) -> StoredVersion | None:
+        """The current version of the document with this identity."""
+        row = self._db.execute(
+            "SELECT d.uid, v.content_hash, v.revision, (SELECT count(*) FROM chunks WHERE version_id = v.id), "
+            f"v.num_pages FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
+            "WHERE c.owner = ? AND c.name = ? AND d.source = ?",
+            (owner, collection, source),
+        ).fetchone()
+        return None if row is None else StoredVersion(*row)
+
+    def document_ids(self, uids: Iterable[str]) -> list[int]:
+        """Internal ids of documents; unknown ones are left out."""
+        return [int(row[0]) for row in self._in("SELECT id FROM documents WHERE uid IN ({})", list(uids))]
+
+    def sources(self, collection_id: int) -> list[str]:
+        """The sources of all documents of a collection."""
+        return [
+            str(row[0])
+            for row in self._db.execute("SELECT source FROM documents WHERE collection_id = ?", (collection_id,))
+        ]
+
+    def documents_matching(self, collection_id: int, conditions: Mapping[str, Sequence[Any]]) -> list[int]:
+        """Internal ids of the documents of a collection whose metadata has, for each key, one of the values."""
+        clauses = ["d.collection_id = ?"]
+        values: list[Any] = [collection_id]
+        for key, allowed in conditions.items():
+            # json_each rather than a JSON path: a key may hold any character.
+            options = " OR ".join("value IS ?" for _ in allowed) or "FALSE"
+            clauses.append(f"EXISTS (SELECT 1 FROM json_each(v.metadata) WHERE key = ? AND ({options}))")
+            values += [key, *allowed]
+        where = " AND ".join(clauses)
+        return [
+            int(row[0]) for row in self._db.execute(f"SELECT d.id FROM documents d {_CURRENT} WHERE {where}", values)
+        ]
+
+    def live_chunks(self) -> tuple[Ids, Ids, Ids]:
+        """Chunk, document and collection ids of all current chunks, by chunk id."""
+        rows = self._db.execute(
+            f"SELECT c.id, d.id, d.collection_id FROM documents d {_CURRENT} JOIN chunks c ON c.version_id = v.id "
+            "ORDER BY c.id"
+        ).fetchall()
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return table[:, 0].copy(), table[:, 1].copy(), table[:, 2].copy()
+
+    def chunk_inputs(self, chunk_ids: Sequence[int]) -> Iterator[tuple[int, str, tuple[str, ...], str, bytes]]:
+        """Id, title, heading path, text and vector of chunks: what the indexes are made of. In no order."""
+        for row in self._in(
+            "SELECT c.id, v.title, c.headings, c.text, e.vector FROM chunks c JOIN versions v ON v.id = c.version_id "
+            "JOIN vectors e ON e.id = c.vector_id WHERE c.id IN ({})",
+            chunk_ids,
+        ):
+            yield row[0], row[1], tuple(json.loads(row[2])), row[3], row[4]
+
+    def chunks(self, chunk_ids: Sequence[int]) -> dict[int, ChunkRow]:
+        """Chunks by id, also of superseded versions. Those of deleted documents are not there."""
+        found = self._in(
+            f"SELECT {_CHUNK_COLUMNS} FROM chunks c JOIN versions v ON v.id = c.version_id "
+            "JOIN documents d ON d.id = v.document_id JOIN collections k ON k.id = d.collection_id WHERE c.id IN ({})",
+            chunk_ids,
+        )
+        return {row[0]: _chunk_row(row) for row in found}
+
+    def chunks_of_sources(self, collection_id: int, sources: Sequence[str]) -> dict[str, ChunkRow]:
+        """The first current chunk of each document, by source."""
+        found = self._in(
+            f"SELECT {_CHUNK_COLUMNS} FROM documents d {_CURRENT} "
+            "JOIN chunks c ON c.version_id = v.id AND c.ordinal = 0 "
+            "JOIN collections k ON k.id = d.collection_id WHERE d.source IN ({}) AND d.collection_id = ?",
+            sources,
+            (collection_id,),
+        )
+        return {row[6]: _chunk_row(row) for row in found}
+
+    def stored_vectors(self, digests: Sequence[bytes]) -> dict[bytes, int]:
+        """Ids of the vectors already there, by the hash of their text."""
+        return dict(self._in("SELECT digest, id FROM vectors WHERE digest IN ({})", digests))
+
+    def _in(self, sql: str, values: Sequence[Any], more: Sequence[Any] = ()) -> Iterator[Any]:
+        for start in range(0, len(values), _BATCH):
+            batch = values[start : start + _BATCH]
+            yield from self._db.execute(sql.format(",".join("?" * len(batch))), [*batch, *more])
+
+    def _setting(self, key: str) -> str | None:
+        row = self._db.execute("SELECT value FROM settings WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _count(self, sql: str) -> int:
+        return int(self._db.execute(sql).fetchone()[0])
+
+
+def _chunk_row(row: Any) -> ChunkRow:
+    *_, headings, text, metadata = row
+    fields = (*row[:-3], tuple(json.loads(headings)), text, json.loads(metadata))
+    return ChunkRow(*fields)

@@ -1,0 +1,193 @@
+"""Files into the catalog: found, read, cut, embedded, and then made visible in one transaction a document.
+
+    read ─> load ─> chunk ─> embed, a batch a transaction (by hash of the text) ─> one transaction: the new version
+                                └── broken off here: the vectors wait, the old version answers
+
+A bad file gives a result with its reason and never stops its neighbours.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from retrieval.catalog import Catalog
+from retrieval.catalog_writer import CatalogWriter, NewVersion
+from retrieval.chunking import REVISION, chunk_document, indexed_text
+from retrieval.embeddings import PassageEmbedder
+from retrieval.errors import EmptyDocumentError, InvalidArgumentError, LoadError, StoreBusyError, StoreFullError
+from retrieval.loaders import MAX_FILE_BYTES, load
+from retrieval.records import IngestResult
+
+# Texts embedded between two commits: what a broken-off ingest loses at most.
+_EMBED_BATCH = 128
+_MAX_NAME_CHARS = 255
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file to ingest. `source` is its identity within the collection; `refused` says why it must not be read."""
+
+    path: Path
+    source: str
+    refused: str | None = None
+
+
+def find_files(paths: Iterable[Path], relative_to: Path | None = None) -> Iterator[FoundFile]:
+    """The files that `paths` name, folders walked in order of names; each file once.
+
+    Hidden files and folders inside a folder are passed over. A link inside a folder that leads out of it is refused.
+    Sources are absolute paths, so that two folders' `readme.md` stay two documents; relative ones where `relative_to`
+    is given and the file lies below it.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        for file, refused in _walk(Path(path)):
+            resolved = file.resolve()
+            if resolved not in seen:
+                seen.add(resolved)
+                yield FoundFile(file, source_of(file, relative_to), refused)
+
+
+def _walk(path: Path) -> Iterator[tuple[Path, str | None]]:
+    if not path.is_dir():
+        yield path, None
+        return
+    root = path.resolve()
+    for folder, folders, files in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(name for name in files if not name.startswith(".")):
+            file = Path(folder, name)
+            if file.is_symlink() and not file.resolve().is_relative_to(root):
+                yield file, f"a link out of the folder {path}: ingest its target itself if you mean it"
+            else:
+                yield file, None
+
+
+def source_of(path: Path, relative_to: Path | None = None) -> str:
+    """A file's identity: its absolute path, or its path below `relative_to`. Links are not resolved."""
+    shown = Path(os.path.abspath(path))
+    if relative_to is not None and shown.is_relative_to(base := Path(os.path.abspath(relative_to))):
+        shown = shown.relative_to(base)
+    # A file name is bytes; what is not UTF-8 in it is shown as replacement characters.
+    return os.fsencode(shown.as_posix()).decode("utf-8", "replace")
+
+
+def display_name(name: str) -> str:
+    """The last part of an uploaded file's name, without control characters: it is shown, and never used as a path.
+
+    Raises InvalidArgumentError where nothing is left.
+    """
+    last = name.replace("\\", "/").rstrip("/").rpartition("/")[2]
+    shown = "".join(char if char.isprintable() else " " for char in last).strip()
+    if shown in ("", ".", ".."):
+        raise InvalidArgumentError("name", f"{name!r} is not a file name: give one such as 'report.pdf'")
+    stem, dot, extension = shown.rpartition(".")
+    if len(shown) > _MAX_NAME_CHARS and dot and len(extension) < 16:
+        return f"{stem[: _MAX_NAME_CHARS - len(extension) - 1]}.{extension}"
+    return shown[:_MAX_NAME_CHARS]
+
+
+class Ingestor:
+    """Takes documents into one catalog. Thread-safe; searches go on meanwhile."""
+
+    def __init__(self, catalog: Catalog, embedder: PassageEmbedder) -> None:
+        self._catalog = catalog
+        self._embedder = embedder
+
+    def ingest(self, path: Path, source: str, *, collection: str, owner: str) -> IngestResult:
+        """Takes one file in. What is wrong with the file, or a full disk, comes back as a failed result."""
+        shown = os.fsencode(path).decode("utf-8", "replace")
+        try:
+            result = self._ingest(path, shown, source, collection, owner)
+        except (LoadError, StoreFullError, StoreBusyError) as error:
+            result = IngestResult(shown, "failed", None, 0, 0, str(error))
+        except OSError as error:
+            result = IngestResult(shown, "failed", None, 0, 0, f"cannot be read: {error.strerror or error}")
+        _log.info("ingest: status=%s chunks=%d pages=%d", result.status, result.num_chunks, result.num_pages)
+        return result
+
+    def _ingest(self, path: Path, shown: str, source: str, collection: str, owner: str) -> IngestResult:
+        data = _read(path)
+        content_hash = hashlib.sha256(data).hexdigest()
+        with self._catalog.reading() as reader:
+            stored = reader.stored_version(owner, collection, source)
+        if stored is not None and (stored.content_hash, stored.revision) == (content_hash, REVISION):
+            return IngestResult(shown, "unchanged", stored.document_id, stored.num_chunks, stored.num_pages, None)
+        document = load(source.rpartition("/")[2], data)
+        chunks = chunk_document(document, self._embedder.count_tokens, self._embedder.max_tokens)
+        if not chunks:
+            raise EmptyDocumentError("no text: nothing is left to search after loading")
+        texts = [indexed_text(document.title, chunk.headings, chunk.text) for chunk in chunks]
+        new = NewVersion(
+            source=source,
+            title=document.title,
+            content_hash=content_hash,
+            revision=REVISION,
+            size_bytes=len(data),
+            num_pages=document.num_pages,
+            chunks=chunks,
+            digests=[text_digest(text) for text in texts],
+            metadata=document.metadata,
+        )
+        ids = self.put(owner, collection, [new], texts)
+        status = "added" if stored is None else "updated"
+        return IngestResult(
+            shown, "added" if status == "added" else "updated", ids[0], len(chunks), new.num_pages, None
+        )
+
+    def put(self, owner: str, collection: str, versions: Sequence[NewVersion], texts: Sequence[str]) -> list[str]:
+        """Stores new versions, all or none, and returns their documents' ids.
+
+        `texts` are the embedded texts of all their chunks. They are embedded first, in batches of their own, so that
+        no other writer waits for the model.
+        """
+        by_digest = {text_digest(text): text for text in texts}
+        while True:
+            self._embed_missing(by_digest)
+            with self._catalog.writing() as writer:
+                # Another writer may have deleted the last other user of a vector since.
+                if len(writer.stored_vectors(list(by_digest))) < len(by_digest):
+                    continue
+                return self._put_all(writer, owner, collection, versions)
+
+    @staticmethod
+    def _put_all(writer: CatalogWriter, owner: str, collection: str, versions: Sequence[NewVersion]) -> list[str]:
+        collection_id = writer.ensure_collection(owner, collection)
+        ids = [writer.put_document(collection_id, new) for new in versions]
+        writer.sweep()
+        return ids
+
+    def _embed_missing(self, by_digest: dict[bytes, str]) -> None:
+        with self._catalog.reading() as reader:
+            stored = reader.stored_vectors(list(by_digest))
+        missing = [(digest, text) for digest, text in by_digest.items() if digest not in stored]
+        # Texts of like length share a batch: less padding, and the long ones come first, so that memory peaks early.
+        missing.sort(key=lambda item: -len(item[1]))
+        for start in range(0, len(missing), _EMBED_BATCH):
+            batch = missing[start : start + _EMBED_BATCH]
+            vectors = self._embedder.embed_passages([text for _, text in batch]).astype("<f4")
+            rows = {digest: vector.tobytes() for (digest, _), vector in zip(batch, vectors, strict=True)}
+            with self._catalog.writing() as writer:
+                writer.add_vectors(rows)
+
+
+def text_digest(text: str) -> bytes:
+    """Under which a text's vector is stored."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()
+
+
+def _read(path: Path) -> bytes:
+    """The file's bytes, up to one more than is allowed: `load` then says that it is too large."""
+    if path.is_dir():
+        raise IsADirectoryError(21, "it is a folder")
+    if not path.exists():
+        raise FileNotFoundError(2, "no such file")
+    if not path.is_file():
+        raise OSError(22, "not a regular file")
+    with path.open("rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)

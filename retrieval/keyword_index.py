@@ -1,0 +1,120 @@
+"""BM25 over chunks: an immutable bm25s index, row for row like the vector index. Its texts are chosen elsewhere.
+
+bm25s scores eagerly and cannot be added to, so an updated index is built anew from stored term ids; only new texts are
+cut into terms again. On disk: .npy and JSON, never pickle.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import numpy.typing as npt
+
+from retrieval.words import terms
+
+K1 = 1.5
+B = 0.75
+
+TermIds = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+class KeywordIndex:
+    """`rows` is a term-id array for each chunk, `vocabulary` gives the ids. Build one with `build` or `updated`."""
+
+    def __init__(self, rows: Sequence[TermIds], vocabulary: dict[str, int], scorer: bm25s.BM25 | None = None) -> None:
+        self._rows = list(rows)
+        self._vocabulary = vocabulary
+        # Without a single term there is nothing to score, and bm25s would divide by an average length of zero.
+        self._scorer = scorer or (_score_all(self._rows, vocabulary) if any(map(len, self._rows)) else None)
+
+    @classmethod
+    def build(cls, texts: Sequence[str]) -> "KeywordIndex":
+        return cls((), {}).updated(np.zeros(0, dtype=np.int64), texts)
+
+    def updated(self, kept_rows: npt.NDArray[np.int64], new_texts: Sequence[str]) -> "KeywordIndex":
+        """A new index of the kept rows, in that order, and then the new texts."""
+        if len(kept_rows) == len(self._rows) and not new_texts:
+            return self
+        # The vocabulary starts anew when most rows go, or it would keep the terms of everything ever seen.
+        if len(kept_rows) * 2 < len(self._rows):
+            return self._restarted(kept_rows, new_texts)
+        vocabulary = dict(self._vocabulary)
+        rows = [self._rows[row] for row in kept_rows]
+        rows += [_term_ids(terms(text), vocabulary) for text in new_texts]
+        return KeywordIndex(rows, vocabulary)
+
+    def _restarted(self, kept_rows: npt.NDArray[np.int64], new_texts: Sequence[str]) -> "KeywordIndex":
+        names = list(self._vocabulary)
+        vocabulary: dict[str, int] = {}
+        rows = [_term_ids([names[term] for term in self._rows[row]], vocabulary) for row in kept_rows]
+        rows += [_term_ids(terms(text), vocabulary) for text in new_texts]
+        return KeywordIndex(rows, vocabulary)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def search(
+        self, query: str, k: int, mask: Mask | None = None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Rows and scores of the `k` best, best first; ties by row. Only rows that share a term with the query.
+
+        `mask` [rows] says which rows may be found.
+        """
+        scores = self.scores(query)
+        if mask is not None:
+            scores = np.where(mask, scores, 0)
+        hits = np.flatnonzero(scores > 0)
+        if len(hits) > k:
+            # Every row that ties with the k-th stays in until the sort has put ties in order.
+            threshold = np.partition(scores[hits], len(hits) - k)[len(hits) - k]
+            hits = hits[scores[hits] >= threshold]
+        hits = hits[np.lexsort((hits, -scores[hits]))][:k]
+        return hits, scores[hits]
+
+    def scores(self, query: str) -> npt.NDArray[np.float32]:
+        """The BM25 score of every row, 0 where no term is shared."""
+        known = [self._vocabulary[term] for term in terms(query) if term in self._vocabulary]
+        if self._scorer is None or not known:
+            return np.zeros(len(self._rows), dtype=np.float32)
+        scores: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
+        return scores
+
+    def save(self, folder: Path) -> None:
+        """Writes the index into an existing folder."""
+        lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
+        flat = np.concatenate(self._rows) if self._rows else np.zeros(0, dtype=np.int32)
+        np.save(folder / "terms.npy", flat.astype(np.int32), allow_pickle=False)
+        np.save(folder / "lengths.npy", lengths, allow_pickle=False)
+        (folder / "vocabulary.json").write_text(json.dumps(list(self._vocabulary), ensure_ascii=True), encoding="ascii")
+        if self._scorer is not None:
+            self._scorer.save(folder / "bm25", show_progress=False)
+
+    @classmethod
+    def load(cls, folder: Path) -> "KeywordIndex":
+        """Reads what `save` wrote. Raises OSError, ValueError or KeyError where that is not whole."""
+        flat = np.load(folder / "terms.npy", allow_pickle=False)
+        lengths = np.load(folder / "lengths.npy", allow_pickle=False)
+        if int(lengths.sum()) != len(flat):
+            raise ValueError(f"{folder}: {len(flat)} terms, {int(lengths.sum())} expected")
+        rows = np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
+        names = json.loads((folder / "vocabulary.json").read_text(encoding="ascii"))
+        vocabulary = {name: index for index, name in enumerate(names)}
+        scorer = None
+        if len(flat):
+            scorer = bm25s.BM25.load(
+                folder / "bm25", load_vocab=False, mmap=False, allow_pickle=False, show_progress=False
+            )
+        return cls(rows, vocabulary, scorer)
+
+
+def _term_ids(row: Sequence[str], vocabulary: dict[str, int]) -> TermIds:
+    return np.array([vocabulary.setdefault(term, len(vocabulary)) for term in row], dtype=np.int32)
+
+
+def _score_all(rows: Sequence[TermIds], vocabulary: dict[str, int]) -> bm25s.BM25:
+    scorer = bm25s.BM25(k1=K1, b=B)
+    scorer.index(([row.tolist() for row in rows], dict(vocabulary)), show_progress=False)
+    return scorer

@@ -1,0 +1,226 @@
+"""The face of this package: one store of documents, opened from a folder, ingested into and searched.
+
+Synchronous and thread-safe. It joins the parts (catalog, ingest, snapshots, hybrid search) and decides nothing that one
+of them could.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from retrieval.catalog import Catalog
+from retrieval.catalog_reader import ChunkRow
+from retrieval.embeddings import PassageEmbedder
+from retrieval.errors import InvalidArgumentError
+from retrieval.hybrid import QueryForm, hybrid_search
+from retrieval.ingest import Ingestor, display_name, find_files, source_of
+from retrieval.records import CollectionInfo, DocumentInfo, IngestResult, Passage, Visibility
+from retrieval.schema import VERSION
+from retrieval.snapshot import SnapshotKeeper
+
+_log = logging.getLogger(__name__)
+# A search that meets chunks deleted since its snapshot was made looks again, on a new one, at most this often.
+_ATTEMPTS = 3
+
+
+class KnowledgeBase:
+    """A store of documents. Get one with `KnowledgeBase.open`; close it, or use it as a context manager.
+
+    Every collection has an owner and a visibility. A user searches own collections and shared ones. Until there are
+    accounts everything belongs to the user "local".
+    """
+
+    def __init__(self, folder: Path, catalog: Catalog, embedder: PassageEmbedder) -> None:
+        self.folder = folder
+        self.catalog = catalog
+        self.embedder = embedder
+        self.ingestor = Ingestor(catalog, embedder)
+        self.snapshots = SnapshotKeeper(catalog, folder / "index", embedder.dimension)
+
+    @classmethod
+    def open(cls, folder: Path, embedder: PassageEmbedder) -> "KnowledgeBase":
+        """Opens the store in `folder`, creating it where there is none.
+
+        Raises StoreUnavailableError, StoreDamagedError, SchemaTooNewError, or EmbedderMismatchError where the store
+        holds another model's vectors. Several processes may have one store open; their writes take turns.
+        """
+        folder = Path(folder)
+        catalog = Catalog(folder)
+        try:
+            catalog.bind_embedder(embedder)
+            with catalog.writing() as writer:
+                writer.sweep()
+                writer.sweep_orphans()
+            return cls(folder, catalog, embedder)
+        except BaseException:
+            catalog.close()
+            raise
+
+    def close(self) -> None:
+        """Saves the indexes and closes the catalog. Harmless when done twice."""
+        self.snapshots.save()
+        self.catalog.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ensure_collection(self, name: str, *, owner: str = "local", visibility: Visibility = "private") -> None:
+        """Creates the collection, or sets the visibility of the one that is there."""
+        with self.catalog.writing() as writer:
+            writer.ensure_collection(owner, _checked_collection(name), visibility)
+
+    def collections(self, user: str = "local") -> list[CollectionInfo]:
+        """The collections that `user` may search."""
+        with self.catalog.reading() as reader:
+            return reader.collections(user)
+
+    def ingest_file(
+        self, path: Path | str, *, name: str | None = None, collection: str = "default", owner: str = "local"
+    ) -> IngestResult:
+        """Takes one file in; it can be searched when this returns.
+
+        `name` is an uploaded file's own name: shown, and with the collection the document's identity; only its last
+        part is used. Without it the file's absolute path is the identity. The same bytes again change nothing, other
+        bytes under the same identity replace the document. What is wrong with the file is told in the result.
+        """
+        path = Path(path)
+        _checked_collection(collection)
+        if name is None:
+            source = source_of(path)
+        else:
+            try:
+                source = display_name(name)
+            except InvalidArgumentError as error:
+                return IngestResult(str(path), "failed", None, 0, 0, str(error))
+        result = self.ingestor.ingest(path, source, collection=collection, owner=owner)
+        if result.status in ("added", "updated"):
+            self.snapshots.refresh()
+        return result
+
+    def ingest_paths(
+        self,
+        paths: Iterable[Path | str],
+        *,
+        collection: str = "default",
+        owner: str = "local",
+        progress: Callable[[IngestResult], None] | None = None,
+        relative_to: Path | None = None,
+    ) -> list[IngestResult]:
+        """Takes in files and folders (walked), one transaction a document, in order.
+
+        `progress` is called after each file. With `relative_to`, files below that folder are known by their path
+        relative to it, so that the folder may move without its documents being taken in again.
+        """
+        _checked_collection(collection)
+        results = []
+        try:
+            for found in find_files([Path(path) for path in paths], relative_to):
+                if found.refused is not None:
+                    result = IngestResult(str(found.path), "failed", None, 0, 0, found.refused)
+                else:
+                    result = self.ingestor.ingest(found.path, found.source, collection=collection, owner=owner)
+                results.append(result)
+                if progress is not None:
+                    progress(result)
+        finally:
+            self.snapshots.refresh()
+            self.snapshots.save()
+        return results
+
+    def search(
+        self,
+        query: str | Sequence[str],
+        k: int = 4,
+        *,
+        collections: Sequence[str] | None = None,
+        user: str = "local",
+        document_ids: Sequence[str] | None = None,
+    ) -> list[Passage]:
+        """The `k` best passages, best first: by meaning and by words, fused.
+
+        Several wordings of one question may be given; they are fused. `collections` and `document_ids` narrow the
+        search, names and ids that are unknown (or not `user`'s to see) match nothing; k passages come whenever k are
+        allowed. Raises InvalidArgumentError for k below 1.
+        """
+        if k < 1:
+            raise InvalidArgumentError("k", f"k is {k}; ask for at least 1 passage")
+        wordings = [query] if isinstance(query, str) else list(query)
+        forms = [QueryForm(text, self.embedder.embed_query(text)) for text in dict.fromkeys(wordings) if text.strip()]
+        if not forms:
+            return []
+        for _ in range(_ATTEMPTS):
+            with self.catalog.reading() as reader:
+                snapshot = self.snapshots.current(reader)
+                allowed = reader.visible_collection_ids(user, collections)
+                documents = None if document_ids is None else reader.document_ids(document_ids)
+                mask = snapshot.mask(allowed, documents)
+                hits = hybrid_search(snapshot.vectors, snapshot.keywords, forms, k, mask)
+                scores = {int(snapshot.chunk_ids[row]): score for row, score in hits}
+                chunks = reader.chunks(list(scores))
+            if len(chunks) == len(scores):
+                break
+            self.snapshots.refresh()
+        return [_passage(chunks[chunk_id], score) for chunk_id, score in scores.items() if chunk_id in chunks]
+
+    def documents(self, collection: str | None = None, user: str = "local") -> list[DocumentInfo]:
+        """The documents that `user` may search, of one collection or of all."""
+        with self.catalog.reading() as reader:
+            return reader.documents(user, collection)
+
+    def delete_document(self, document_id: str, user: str = "local") -> bool:
+        """Deletes a document of a collection that `user` owns. False where there is none such."""
+        with self.catalog.writing() as writer:
+            if writer.owner_of(document_id) != user:
+                return False
+            writer.delete_documents([document_id])
+        self.snapshots.refresh()
+        return True
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers and names for a status page: counts, index kind, embedder, schema version, bytes on disk."""
+        with self.catalog.reading() as reader:
+            counts, generation = reader.counts(), reader.generation()
+        return {
+            **counts,
+            "generation": generation,
+            "index": "flat (exact)",
+            "embedder": self.embedder.name,
+            "dimension": self.embedder.dimension,
+            "schema_version": VERSION,
+            "size_bytes": sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file()),
+            "folder": str(self.folder),
+        }
+
+
+def _checked_collection(name: str) -> str:
+    if not name.strip() or len(name) > 200 or not name.isprintable():
+        raise InvalidArgumentError(
+            "collection", f"{name!r} is not a collection's name: give 1 to 200 printable characters"
+        )
+    return name
+
+
+def _passage(chunk: ChunkRow, score: float) -> Passage:
+    return Passage(
+        document_id=chunk.document_id,
+        chunk_id=public_chunk_id(chunk),
+        title=chunk.title,
+        source=chunk.source,
+        page=chunk.page,
+        heading=" > ".join(chunk.headings) or None,
+        text=chunk.text,
+        score=score,
+        collection=chunk.collection,
+    )
+
+
+def public_chunk_id(chunk: ChunkRow) -> str:
+    """A chunk's id as others see it: document, version and place in it."""
+    return f"{chunk.document_id}-{chunk.version}-{chunk.ordinal}"

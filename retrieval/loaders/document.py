@@ -1,0 +1,68 @@
+"""What every loader returns: a document's text, cut into blocks that know their heading path and page."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from retrieval.errors import EmptyDocumentError
+
+BlockKind = Literal["prose", "table", "code"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A span `text[start:end]` of the document (a paragraph, list, table, code listing or page).
+
+    `headings` is the path of headings above it, outermost first. `page` counts from 1; None where there are no pages.
+    A table is in Markdown's pipe form, its first two lines being the header and the rule below it.
+    """
+
+    start: int
+    end: int
+    kind: BlockKind = "prose"
+    headings: tuple[str, ...] = ()
+    page: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadedDocument:
+    """A document as text. `num_pages` is 0 where there are no pages; `metadata` is what the file says of itself."""
+
+    title: str
+    text: str
+    blocks: tuple[Block, ...]
+    num_pages: int = 0
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+class TextBuilder:
+    """Collects blocks, one blank line apart, so that the offsets of blocks are right by construction."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._blocks: list[Block] = []
+        self._length = 0
+
+    def add(
+        self, text: str, kind: BlockKind = "prose", headings: tuple[str, ...] = (), page: int | None = None
+    ) -> None:
+        """Appends one block; text that is only whitespace is left out."""
+        text = text.strip("\n") if kind == "code" else text.strip()
+        if not text.strip():
+            return
+        if self._parts:
+            self._parts.append("\n\n")
+            self._length += 2
+        self._blocks.append(Block(self._length, self._length + len(text), kind, headings, page))
+        self._parts.append(text)
+        self._length += len(text)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._blocks
+
+    def build(self, title: str, num_pages: int = 0, metadata: Mapping[str, str] | None = None) -> LoadedDocument:
+        """The document. Raises EmptyDocumentError when no block was added."""
+        if self.is_empty:
+            raise EmptyDocumentError("no text: the file has nothing but whitespace or markup")
+        return LoadedDocument(title, "".join(self._parts), tuple(self._blocks), num_pages, metadata or {})

@@ -1,0 +1,154 @@
+"""HTML: the readable text under its headings, tables as pipe tables. Scripts, styles and navigation are left out."""
+
+import re
+
+from bs4 import BeautifulSoup
+from bs4.element import Comment, NavigableString, PageElement, PreformattedString, Tag
+
+from retrieval.errors import CorruptDocumentError, DocumentTooLargeError
+from retrieval.loaders.document import LoadedDocument, TextBuilder
+from retrieval.loaders.encoding import clean, decode, decode_as, has_byte_order_mark
+
+MAX_HTML_BYTES = 20 * 1024 * 1024
+_DECLARED = re.compile(
+    rb"<(?:meta|\?xml)[^>]{0,300}?(?:charset|encoding)\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE
+)
+_DROPPED = frozenset(
+    {"script", "style", "noscript", "template", "nav", "footer", "svg", "canvas", "iframe", "object", "head", "button",
+     "select", "datalist", "audio", "video", "dialog"}
+)  # fmt: skip
+_HEADINGS = {f"h{level}": level for level in range(1, 7)}
+_BLOCKS = frozenset(
+    {"address", "article", "aside", "blockquote", "body", "center", "dd", "details", "div", "dl", "dt", "fieldset",
+     "figcaption", "figure", "form", "header", "hgroup", "hr", "html", "legend", "li", "main", "menu", "ol", "p",
+     "section", "summary", "td", "th", "tr", "tbody", "thead", "ul"}
+)  # fmt: skip
+_SPACE = re.compile(r"[ \t\n\r\f\v]+")
+
+
+def load_html(data: bytes, fallback_title: str) -> LoadedDocument:
+    """Reads HTML. Title: `<title>`, else the first heading, else the file's name. Raises LoadError."""
+    if len(data) > MAX_HTML_BYTES:
+        raise DocumentTooLargeError(
+            f"the page is {len(data) / 2**20:.0f} MB; HTML is read up to {MAX_HTML_BYTES // 2**20} MB: split it"
+        )
+    soup = BeautifulSoup(_decode_html(data), "html.parser")
+    title = _SPACE.sub(" ", soup.title.get_text()).strip() if soup.title else ""
+    main = soup.find("main")
+    root = main if isinstance(main, Tag) and len(main.get_text(strip=True)) > 200 else soup
+    walker = _Walker()
+    try:
+        walker.walk(root)
+    except RecursionError:
+        raise CorruptDocumentError("the page's elements are nested too deeply to read") from None
+    if walker.builder.is_empty and title:
+        walker.builder.add(title)
+    return walker.builder.build(title or walker.first_heading or fallback_title)
+
+
+def _decode_html(data: bytes) -> str:
+    if not has_byte_order_mark(data) and (declared := _DECLARED.search(data[:4096])):
+        # A page that says UTF-16 in ASCII letters cannot be UTF-16.
+        name = declared[1].decode("ascii")
+        text = None if name.lower().startswith(("utf-16", "utf-32")) else decode_as(data, name)
+        if text is not None:
+            return text
+    return decode(data)
+
+
+class _Walker:
+    """Visits the tree in document order; inline text gathers in `_inline` until a block element begins or ends."""
+
+    def __init__(self) -> None:
+        self.builder = TextBuilder()
+        self.first_heading: str | None = None
+        self._path: list[tuple[int, str]] = []
+        self._inline: list[str] = []
+        self._list_depth = 0
+
+    def walk(self, root: Tag) -> None:
+        self._visit(root)
+        self._flush()
+
+    def _visit(self, node: PageElement) -> None:
+        if isinstance(node, NavigableString):
+            if not isinstance(node, (Comment, PreformattedString)):
+                self._inline.append(_SPACE.sub(" ", str(node)))
+            return
+        if not isinstance(node, Tag) or node.name in _DROPPED or node.has_attr("hidden"):
+            return
+        if node.name in _HEADINGS:
+            self._heading(node, _HEADINGS[node.name])
+        elif node.name == "table" and _is_data_table(node):
+            self._flush()
+            if isinstance(caption := node.find("caption"), Tag):
+                self.builder.add(_SPACE.sub(" ", caption.get_text(" ")), "prose", self._headings)
+            self.builder.add(_pipe_table(node), "table", self._headings)
+        elif node.name == "pre":
+            self._flush()
+            self.builder.add(clean(node.get_text()), "code", self._headings)
+        elif node.name == "br":
+            self._inline.append("\n")
+        elif node.name in ("ul", "ol") and self._list_depth == 0:
+            self._list(node)
+        elif node.name in _BLOCKS or node.name == "table":
+            self._block(node)
+        else:
+            for child in node.children:
+                self._visit(child)
+
+    @property
+    def _headings(self) -> tuple[str, ...]:
+        return tuple(text for _, text in self._path)
+
+    def _heading(self, node: Tag, level: int) -> None:
+        self._flush()
+        text = _SPACE.sub(" ", node.get_text(" ")).strip()
+        if not text:
+            return
+        while self._path and self._path[-1][0] >= level:
+            self._path.pop()
+        self._path.append((level, text))
+        self.first_heading = self.first_heading or text
+
+    def _block(self, node: Tag) -> None:
+        """A block element: a paragraph of its own, or a line of the list it stands in."""
+        if self._list_depth:
+            self._inline.append("\n- " if node.name == "li" else "\n")
+        else:
+            self._flush()
+        for child in node.children:
+            self._visit(child)
+        if not self._list_depth:
+            self._flush()
+
+    def _list(self, node: Tag) -> None:
+        """A whole list is one block, so that its items stay together."""
+        self._flush()
+        self._list_depth += 1
+        for child in node.children:
+            self._visit(child)
+        self._list_depth -= 1
+        self._flush()
+
+    def _flush(self) -> None:
+        text, self._inline = "".join(self._inline), []
+        lines = (_SPACE.sub(" ", line).strip() for line in text.split("\n"))
+        self.builder.add("\n".join(line for line in lines if line not in ("", "-")), "prose", self._headings)
+
+
+def _is_data_table(node: Tag) -> bool:
+    """A table of figures, not one that lays out the page: no block of text, table or heading inside a cell."""
+    return node.find(["table", "h1", "h2", "h3", "ul", "ol", "pre", "form"]) is None and node.find("tr") is not None
+
+
+def _pipe_table(node: Tag) -> str:
+    rows = []
+    for row in node.find_all("tr"):
+        cells = [_SPACE.sub(" ", cell.get_text(" ")).strip().replace("|", "/") for cell in row.find_all(["td", "th"])]
+        if any(cells):
+            rows.append("| " + " | ".join(cells) + " |")
+    if not rows:
+        return ""
+    width = rows[0].count("|") - 1
+    return "\n".join([rows[0], "|" + " --- |" * width, *rows[1:]])

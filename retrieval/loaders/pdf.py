@@ -1,0 +1,94 @@
+"""PDF: the text layer, a block a page, headings from the outline. Scanned pages are reported, not read."""
+
+import re
+import threading
+from typing import Any
+
+import pypdfium2
+from pypdfium2.raw import FPDF_ERR_PASSWORD
+
+from retrieval.errors import CorruptDocumentError, EncryptedDocumentError, NeedsOcrError
+from retrieval.loaders.document import LoadedDocument, TextBuilder
+from retrieval.loaders.encoding import clean
+
+# PDFium keeps global state: two threads inside it at once crash the process.
+_PDFIUM = threading.Lock()
+# PDFium writes U+FFFE (or U+0002) for a hyphen that only breaks a word at a line's end.
+_SOFT_HYPHEN = re.compile(r"[\ufffe\x02\u00ad][ \t]*\n?[ \t]*")
+_NO_TEXT = "no text found on any page; needs OCR (the pages are pictures)"
+_ODD_TITLE = re.compile(r"\.(docx?|pdf|tex|dvi|indd|pptx?|xlsx?)$|^(untitled|microsoft word)\b|^\W*$", re.IGNORECASE)
+
+
+def load_pdf(data: bytes, fallback_title: str) -> LoadedDocument:
+    """Reads a PDF's text, page by page. Raises LoadError: encrypted, damaged, or pictures only."""
+    with _PDFIUM:
+        document = _open(data)
+        try:
+            return _read(document, fallback_title)
+        except pypdfium2.PdfiumError as error:
+            raise CorruptDocumentError(f"the PDF is damaged and cannot be read ({error})") from error
+        finally:
+            document.close()
+
+
+def _open(data: bytes) -> Any:
+    try:
+        return pypdfium2.PdfDocument(data)
+    except pypdfium2.PdfiumError as error:
+        if getattr(error, "err_code", None) == FPDF_ERR_PASSWORD or "password" in str(error).lower():
+            raise EncryptedDocumentError(
+                "the PDF is encrypted and opens with a password only: save a copy without one"
+            ) from error
+        raise CorruptDocumentError("the PDF is damaged, or this is not a PDF: open and save it again") from error
+
+
+def _read(document: Any, fallback_title: str) -> LoadedDocument:
+    num_pages = len(document)
+    if num_pages == 0:
+        raise CorruptDocumentError("the PDF has no pages")
+    headings = _outline_by_page(document, num_pages)
+    builder = TextBuilder()
+    for number in range(num_pages):
+        builder.add(_page_text(document, number), "prose", headings[number], number + 1)
+    if builder.is_empty:
+        raise NeedsOcrError(_NO_TEXT)
+    title = clean(str(document.get_metadata_dict().get("Title") or "")).strip()
+    if _ODD_TITLE.search(title):
+        title = fallback_title
+    return builder.build(title, num_pages)
+
+
+def _page_text(document: Any, number: int) -> str:
+    page = document[number]
+    text_page = page.get_textpage()
+    try:
+        text = clean(text_page.get_text_range(errors="replace"))
+    finally:
+        text_page.close()
+        page.close()
+    return _SOFT_HYPHEN.sub("", text)
+
+
+def _outline_by_page(document: Any, num_pages: int) -> list[tuple[str, ...]]:
+    """For each page, the path of the first outline entry that starts on it, else of the last one before it."""
+    starts: dict[int, tuple[str, ...]] = {}
+    last_on: dict[int, tuple[str, ...]] = {}
+    path: list[str] = []
+    try:
+        for entry in document.get_toc(max_depth=6):
+            title = clean(str(entry.get_title() or "")).strip()
+            destination = entry.get_dest()
+            index = destination.get_index() if destination is not None else None
+            if not title or index is None or not 0 <= index < num_pages:
+                continue
+            path = [*path[: entry.level], title]
+            starts.setdefault(index, tuple(path))
+            last_on[index] = tuple(path)
+    except (pypdfium2.PdfiumError, ValueError):
+        return [()] * num_pages  # a broken outline is no reason to refuse the text
+    by_page: list[tuple[str, ...]] = []
+    current: tuple[str, ...] = ()
+    for number in range(num_pages):
+        by_page.append(starts.get(number, current))
+        current = last_on.get(number, current)
+    return by_page

@@ -1,0 +1,68 @@
+"""The values that retrieval hands out: passages, document listings and ingest results. No behaviour."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+Visibility = Literal["private", "shared"]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One chunk found by a search.
+
+    `score` orders the passages of one search, from 0 to 1; it is relative to that search and says nothing about
+    whether the best passage is good. `heading` is the heading path below the title, joined by " > ".
+    """
+
+    document_id: str
+    chunk_id: str
+    title: str
+    source: str
+    page: int | None
+    heading: str | None
+    text: str
+    score: float
+    collection: str
+
+
+@dataclass(frozen=True)
+class DocumentInfo:
+    """One document of the catalog, in its current version. `added_at` is when that version went in (UTC)."""
+
+    document_id: str
+    title: str
+    source: str
+    collection: str
+    content_hash: str
+    num_chunks: int
+    num_pages: int
+    size_bytes: int
+    added_at: datetime
+    status: Literal["ready"]
+    version: int
+
+
+@dataclass(frozen=True)
+class CollectionInfo:
+    """One collection: who owns it and who may search it."""
+
+    name: str
+    owner: str
+    visibility: Visibility
+    num_documents: int
+
+
+@dataclass(frozen=True)
+class IngestResult:
+    """What became of one file. `reason` is set when `status` is "failed", and is written for a person.
+
+    A failed update leaves the old version answering; `document_id` then names that document.
+    """
+
+    path: str
+    status: Literal["added", "updated", "unchanged", "failed"]
+    document_id: str | None
+    num_chunks: int
+    num_pages: int
+    reason: str | None
