@@ -190,11 +190,12 @@ def _ingest(settings: Settings, paths: list[Path], collection: str) -> "list[Ing
         model = models.resolve(settings.embedding_model, settings)
         from retrieval import Embedder, KnowledgeBase
         from retrieval.errors import RetrievalError
+        from retrieval.ingest import find_files
 
         try:
             embedder = Embedder(model, device=settings.device, batch_size=settings.embedding_batch_size)
             knowledge = KnowledgeBase.open(settings.knowledge_dir, embedder)
-            progress.update(task, description="taking in", total=_count_files(paths), completed=0)
+            progress.update(task, description="taking in", total=sum(1 for _ in find_files(paths)))
 
             def advance(result: "IngestResult") -> None:
                 progress.update(task, advance=1, description=escape(Path(result.path).name))
@@ -207,11 +208,6 @@ def _ingest(settings: Settings, paths: list[Path], collection: str) -> "list[Ing
         except RetrievalError as error:
             raise IngestError(str(error)) from error
     return results
-
-
-def _count_files(paths: list[Path]) -> int:
-    """How many files the bar is for; whoever walks the folders decides, so it is set right at the end."""
-    return sum(1 for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file())
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────
