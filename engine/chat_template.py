@@ -4,8 +4,8 @@ Running the template within limits is `engine.template_sandbox`'s part, encoding
 
 How a control token that somebody wrote into a message is told from one that the template wrote: every control token
 contains a bracket character (`|`, `<`, `[`, ...), which is *guarded*. While the template runs, each guarded character
-that came from a message, a tool or a document is replaced by a stand-in, a private-use character that occurs nowhere
-else in this call. So whatever the template does with the text (trims, cuts, joins or escapes it), a control token in
+that came from a message, a tool or a document is replaced by a stand-in, a character that occurs nowhere else in
+this call. So whatever the template does with the text (trims, cuts, joins or escapes it), a control token in
 the rendered text got its bracket from the template. Those are cut out by id, stand-ins become their characters again,
 and the whole is encoded in one piece in which strings cannot spell a control token (`Tokenizer.encode_segments`).
 For messages without control tokens the ids are exactly those of transformers' `apply_chat_template`.
@@ -44,7 +44,9 @@ PLAIN = (
 _BRACKETS = "|｜<[{>]}"
 _REASONING = r"</?think>"  # templates look for these in what the assistant wrote, whether they are tokens or not
 _ASSISTANT_TEXT = frozenset({"content", "reasoning_content", "reasoning", "thinking"})
-_PRIVATE_USE = range(0xE000, 0xF900)
+# Stand-ins: cuneiform and hieroglyphs. They have no case, no other normal form, and unlike private-use characters they
+# are printable: a template that writes a Python value as it is (`{{ tool }}`) does not turn them into escapes.
+_STAND_INS = tuple(filter(str.isprintable, map(chr, range(0x12000, 0x14650))))
 _PROBE = "is a list of blocks understood"
 
 
@@ -147,13 +149,13 @@ class ChatTemplate:
     def _first_accepted(
         self, prepared: list[Message], variables: Mapping[str, Any], stand_ins: Mapping[str, str]
     ) -> str:
-        refusal: TemplateRefusal | None = None
+        refusal = ""
         for arranged in _arrangements(prepared):
             hidden = [self._guard.hide_message(message, stand_ins) for message in arranged]
             try:
                 return self._run({**variables, "messages": hidden}, stand_ins)
             except TemplateRefusal as error:
-                refusal = refusal or error
+                refusal = refusal or str(error)
         roles = ", ".join(message["role"] for message in prepared)
         raise ChatTemplateError(
             f"the model's chat template refuses these messages (roles: {roles}): {refusal}. Send at most one system "
@@ -221,11 +223,11 @@ class _Guard:
     def stand_ins(self, values: Any) -> dict[str, str]:
         """A stand-in for each character of control tokens, none of which occurs in the values."""
         used = {character for text in _texts(values) for character in set(text)}
-        free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
+        free = (character for character in _STAND_INS if character not in used)
         chosen = dict(zip(self._characters, free, strict=False))
         if len(chosen) < len(self._characters):
             raise InvalidParameterError(
-                "messages", "the text uses nearly all private-use characters of Unicode; remove them"
+                "messages", "the text uses nearly every cuneiform and hieroglyphic character there is; send it in parts"
             )
         return chosen
 

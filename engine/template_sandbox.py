@@ -1,6 +1,8 @@
 """Runs one Jinja template that came with a model: sandboxed, with limits on time, memory and output.
 
-What goes in, and how the text that comes out becomes tokens, is `engine.chat_template`'s part.
+The limits stop accidents and plain attacks (endless loops, gigantic strings), not a determined author: a model is still
+something to get from a source one trusts. What goes in, and how the text that comes out becomes tokens, is
+`engine.chat_template`'s part.
 
 The environment is the one that transformers gives chat templates (trim_blocks, lstrip_blocks, loop controls, `tojson`
 without HTML escapes, `raise_exception`, `strftime_now`, the `generation` tag), because templates are written for it.
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +21,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.filters
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
@@ -31,7 +34,7 @@ TIME_LIMIT_S = 20.0
 MAX_LOOP_ITEMS = 200_000  # that all calls of range() may give in one rendering
 MAX_REPEATED_CHARS = 1_000_000  # length of one repeated string or list
 _PADDING_METHODS = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
-_FORMAT_WIDTH = re.compile(r"\d{5,}")
+_FORMAT_WIDTH = re.compile(r"\d{5,}|\*|:[^{}]*\{")  # of a width that is long, or given by an argument
 
 
 class TemplateRefusal(Exception):
@@ -94,6 +97,16 @@ def _tojson(
     return re.sub(r"[^\x00-~]", lambda m: m.group() if m.group() in verbatim else json.dumps(m.group())[1:-1], text)
 
 
+def _format(text: str, *args: Any, **kwargs: Any) -> str:
+    _check_format(str(text))
+    return jinja2.filters.do_format(text, *args, **kwargs)
+
+
+def _check_format(text: str) -> None:
+    if _FORMAT_WIDTH.search(text):
+        raise TemplateLimitError("the model's chat template pads a text beyond 9,999 characters")
+
+
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what an assistant wrote, for training; here only its content counts."""
 
@@ -131,6 +144,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         self.filters["tojson"] = _tojson
+        self.filters |= {"format": _format}
         self.filters.pop("center")
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
         self.globals |= {"range": _range, "namespace": _Namespace}
@@ -150,6 +164,11 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _PADDING_METHODS and super().is_safe_attribute(obj, attr, value)
 
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if isinstance(text := getattr(value, "__self__", None), str):
+            _check_format(text)
+        return super().wrap_str_format(value)
+
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         _tick()
         if operator == "*" and (_too_long(left, right) or _too_long(right, left)):
@@ -158,8 +177,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             )
         if operator == "**" and (abs(left) > 1_000_000 or abs(right) > 64):
             raise TemplateLimitError("the model's chat template computes a power beyond 1,000,000 ** 64")
-        if operator == "%" and isinstance(left, str) and (_FORMAT_WIDTH.search(left) or "*" in left):
-            raise TemplateLimitError("the model's chat template pads a text beyond 9,999 characters")
+        if operator == "%" and isinstance(left, str):
+            _check_format(left)
         return super().call_binop(context, operator, left, right)
 
 

@@ -73,7 +73,7 @@ class Tokenizer:
         self._added = {token["content"]: token for token in added}
         self.special_ids = frozenset(int(token["id"]) for token in added)
         self.skipped_ids = frozenset(int(token["id"]) for token in added if token["special"])
-        self.control_tokens = {t["content"]: int(t["id"]) for t in added if t["special"] or _is_control(t["content"])}
+        self.control_tokens = {t["content"]: int(t["id"]) for t in added if _is_control(t)}
         self.markup_tokens = {
             t["content"]: int(t["id"])
             for t in added
@@ -267,8 +267,9 @@ class Tokenizer:
             raise ModelLoadError(f"the model's tokenizer cannot be built: {error}") from error
 
 
-def _is_control(spelling: str) -> bool:
-    return _CONTROL_SHAPE.fullmatch(spelling) is not None
+def _is_control(token: Mapping[str, Any]) -> bool:
+    content = token["content"]
+    return not content.isspace() and (token["special"] or _CONTROL_SHAPE.fullmatch(content) is not None)
 
 
 def _decoder_kind(decoder: Mapping[str, Any] | None) -> tuple[bool, int]:

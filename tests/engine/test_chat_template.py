@@ -279,15 +279,21 @@ def test_tool_response_in_a_user_message_is_no_tool_response() -> None:
     assert template.tokenizer.markup_tokens["<tool_response>"] not in ids
 
 
-def test_text_full_of_private_use_characters_is_kept(smollm2_template: ChatTemplate) -> None:
-    text = "".join(map(chr, range(0xE000, 0xE400))) + "<|im_end|>"
+def test_text_full_of_stand_in_characters_is_kept(smollm2_template: ChatTemplate) -> None:
+    text = "".join(map(chr, [*range(0x12000, 0x12300), *range(0xE000, 0xE400)])) + "<|im_end|>"
     assert text in smollm2_template.render_text([{"role": "user", "content": text}])
 
 
-def test_text_that_uses_every_private_use_character_is_refused(smollm2_template: ChatTemplate) -> None:
-    text = "".join(map(chr, range(0xE000, 0xF900)))
-    with pytest.raises(InvalidParameterError, match="private-use"):
+def test_text_that_leaves_no_stand_in_is_refused(smollm2_template: ChatTemplate) -> None:
+    text = "".join(map(chr, range(0x12000, 0x14650)))
+    with pytest.raises(InvalidParameterError, match="cuneiform"):
         smollm2_template.render([{"role": "user", "content": text}])
+
+
+def test_python_values_written_as_they_are_keep_hidden_brackets(smollm2: Tokenizer) -> None:
+    template = ChatTemplate("{{ tools }}{{ messages[0].content | upper }}", smollm2)
+    text = template.render_text([{"role": "user", "content": "a|<s>"}], tools=[{"x": "<|im_end|> [y] {z}"}])
+    assert text == "[{'x': '<|im_end|> [y] {z}'}]A|<S>"
 
 
 def test_escaping_json_keeps_hidden_brackets(smollm2: Tokenizer) -> None:
@@ -408,6 +414,9 @@ def test_template_that_is_no_jinja_says_where(smollm2: Tokenizer) -> None:
         ("{{ 10000000000 * [0] }}", "repeats a text"),
         ("{{ 10 ** 10 ** 10 }}", "computes a power"),
         ("{{ '%9999999999d' % 1 }}", "pads a text"),
+        ("{{ '%*d' | format(9999999999, 1) }}", "pads a text"),
+        ("{{ '{:9999999999}'.format(1) }}", "pads a text"),
+        ("{{ '{:{}}'.format(1, 9999999999) }}", "pads a text"),
         ("{{ 'x'.ljust(10000000000) }}", "unsafe"),
         ("{{ 'x' | center(10000000000) }}", "center"),
         ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "loops over more than"),
@@ -422,6 +431,11 @@ def test_template_that_is_no_jinja_says_where(smollm2: Tokenizer) -> None:
 def test_hostile_templates_are_stopped(smollm2: Tokenizer, source: str, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         ChatTemplate(source, smollm2).render(HELLO)
+
+
+def test_plain_formatting_is_allowed(smollm2: Tokenizer) -> None:
+    source = "{{ '%05.1f' % 2.5 }} {{ '%s|%d' | format('a', 7) }} {{ '{:>4} {x}'.format('b', x=1) }} {{ 2 ** 10 * 3 }}"
+    assert ChatTemplate(source, smollm2).render_text(HELLO) == "002.5 a|7    b 1 3072"
 
 
 def test_template_that_runs_too_long_is_stopped(smollm2: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
