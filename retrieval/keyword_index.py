@@ -5,6 +5,7 @@ cut into terms again. On disk: .npy and JSON, never pickle.
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from retrieval.words import terms
+
+# bm25s sets its own logger to DEBUG, whatever the program asks for.
+logging.getLogger("bm25s").setLevel(logging.WARNING)
 
 K1 = 1.5
 B = 0.75

@@ -25,6 +25,9 @@ _OTHER_PAGES = (
     "cp1251", "koi8_r", "cp866", "cp1253", "cp1255", "cp1256", "cp932", "euc_jp", "gb18030", "big5", "cp949", "cp874",
 )  # fmt: skip
 _HIGH_RUN = re.compile(rb"[\x80-\xff]+")
+# cp1254 is cp1252 with Turkish letters in place of six Icelandic ones, and Icelandic never does without the others.
+_TURKISH = re.compile(rb"[A-Za-z][\xf0\xfd\xfe]|[\xd0\xdd\xde\xf0\xfd\xfe][a-z]")
+_ICELANDIC = re.compile(rb"[\xe1\xe6\xe9\xed\xf3]")
 # How far a neighbour's language score must be above cp1252's before it is believed.
 _CLEAR_MARGIN = 0.08
 _SAMPLE_BYTES = 64 * 1024
@@ -116,6 +119,8 @@ def _latin_page(data: bytes) -> str | None:
     western = next((match for match in matches if "cp1252" in match.could_be_from_charset), None)
     if western is None:
         return matches[0].encoding if matches else None
+    if _TURKISH.search(data) and not _ICELANDIC.search(data):
+        return "cp1254"
     best = max(matches, key=lambda match: match.coherence)
     clearly_better = best.coherence - western.coherence > _CLEAR_MARGIN and best.chaos <= western.chaos + 0.1
     return best.encoding if clearly_better else "cp1252"
