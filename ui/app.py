@@ -266,6 +266,13 @@ def _wire_health(blocks: Any, page: _Page, client: ApiClient) -> None:
     gr.Timer(HEALTH_EVERY_S).tick(look, **options)
 
 
+def _head() -> str:
+    """Style and script of the page. Gradio's `css` option puts a prefix to every selector, which breaks some."""
+    style = (STATIC / "style.css").read_text(encoding="utf-8")
+    script = (STATIC / "chat.js").read_text(encoding="utf-8")
+    return f"<style>{style}</style><script>{script}</script>"
+
+
 def create_app(settings: UISettings) -> FastAPI:
     """The page as an ASGI app. Set the environment of Gradio (see `ui.__main__`) before this module is imported."""
     client = ApiClient(settings.api_url)
@@ -283,8 +290,7 @@ def create_app(settings: UISettings) -> FastAPI:
         blocks,
         path="/",
         theme=ragstone_theme(),
-        css_paths=[STATIC / "style.css"],
-        head=f"<script>{(STATIC / 'chat.js').read_text(encoding='utf-8')}</script>",
+        head=_head(),
         favicon_path=str(STATIC / "favicon.png"),
         footer_links=[],
         run_history=False,

@@ -18,6 +18,7 @@ from ui.conversation import Conversation, Source, Turn, TurnState
 
 PREVIEW_CHARS = 180
 NUM_LISTED_DOCUMENTS = 200
+OWN_COLLECTION = "default"  # where uploads go
 _LINK_SCHEMES = ("http://", "https://", "mailto:")
 
 
@@ -186,14 +187,29 @@ def _upload_line(result: UploadResult) -> str:
 
 
 def documents_html(documents: Sequence[Document]) -> str:
-    """The list of documents, each with a button to remove it."""
+    """The documents, each with a button to remove it: those that people added first, other collections folded away."""
     if not documents:
         return '<p class="mark">No documents yet. Add one above.</p>'
+    own = [document for document in documents if document.collection == OWN_COLLECTION]
+    names = sorted({document.collection for document in documents} - {OWN_COLLECTION})
+    folded = [
+        f'<details class="collection"><summary>{text_html(_collection_label(name))} ({len(group)})</summary>'
+        f"{_document_list(_collection_label(name), group)}</details>"
+        for name in names
+        if (group := [document for document in documents if document.collection == name])
+    ]
+    return (_document_list("Added by you", own) if own else "") + "".join(folded)
+
+
+def _collection_label(name: str) -> str:
+    return {"handbook": "Sample handbook", OWN_COLLECTION: "Added by you"}.get(name, name)
+
+
+def _document_list(label: str, documents: Sequence[Document]) -> str:
     items = "".join(_document_line(document) for document in documents[:NUM_LISTED_DOCUMENTS])
     if len(documents) > NUM_LISTED_DOCUMENTS:
         items += f"<li><span>and {len(documents) - NUM_LISTED_DOCUMENTS} more</span></li>"
-    noun = "document" if len(documents) == 1 else "documents"
-    return f'<p class="count">{len(documents)} {noun}</p><ul class="documents" aria-label="Documents">{items}</ul>'
+    return f'<ul class="documents" aria-label="{text_html(label)}">{items}</ul>'
 
 
 def _document_line(document: Document) -> str:

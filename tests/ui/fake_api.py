@@ -174,7 +174,7 @@ class FakeApi:
             if not content.strip():
                 results.append({"name": name, "status": "failed", "reason": "the file is empty"})
                 continue
-            self.documents[name] = {"document_id": name, "title": name, "source": name, "num_chunks": 1, "num_pages": 1}
+            self.documents[name] = {"document_id": name, "title": name, "source": name, "num_chunks": 1}
             results.append({"name": name, "status": "added", "document_id": name, "num_chunks": 1, "num_pages": 1})
         return JSONResponse({"results": results})
 

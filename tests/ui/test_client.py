@@ -118,7 +118,7 @@ async def test_file_is_uploaded_listed_and_deleted(client: ApiClient, api: FakeA
     empty.touch()
     assert await client.upload(good, good.name) == UploadResult("notes é.md", "added", 1, 1)
     assert await client.upload(empty, empty.name) == UploadResult("empty.md", "failed", reason="the file is empty")
-    assert await client.documents() == [Document("notes é.md", "notes é.md", "notes é.md", "default", 1, 1, 0)]
+    assert await client.documents() == [Document("notes é.md", "notes é.md", "notes é.md", "default", 1, 0, 0)]
     await client.delete_document("notes é.md")
     await client.delete_document("notes é.md")
     assert await client.documents() == []

@@ -178,9 +178,23 @@ def test_server_states_are_told_apart() -> None:
     assert "cannot be reached" in notice_html(Health("unreachable", "Nothing answers"))
 
 
+def document(number: int, collection: str = "default") -> Document:
+    return Document(str(number), f"title {number}", "", collection, 1, 1, 1)
+
+
+def test_documents_that_people_added_come_first_and_other_collections_are_folded() -> None:
+    html = documents_html([document(1, "handbook"), document(2), document(3, "handbook")])
+    assert re.findall(r"title \d</b>|<details|<summary>[^<]*", html) == [
+        "title 2</b>",
+        "<details",
+        "<summary>Sample handbook (2)",
+        "title 1</b>",
+        "title 3</b>",
+    ]
+    assert 'aria-label="Remove title 2"' in html
+
+
 def test_long_document_list_is_cut_and_says_so() -> None:
-    documents = [Document(str(i), f"title {i}", "", "default", 1, 1, 1) for i in range(250)]
-    html = documents_html(documents)
+    html = documents_html([document(number) for number in range(250)])
     assert html.count("<li>") == 201
     assert "and 50 more" in html
-    assert "250 documents" in html

@@ -68,6 +68,7 @@ window.ragstone = (() => {
     const index = sources().indexOf(source);
     if (source.open) opened.delete(index);
     else opened.add(index);
+    requestAnimationFrame(() => source.scrollIntoView({ block: 'nearest' }));
   });
   const reopen = () => {
     const all = sources();
