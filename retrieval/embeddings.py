@@ -139,7 +139,10 @@ class Embedder:
         if self._model is None:
             # Seconds of imports: paid only by who embeds.
             from sentence_transformers import SentenceTransformer
+            from transformers.utils import logging as progress
 
+            shows_progress = progress.is_progress_bar_enabled()
+            progress.disable_progress_bar()  # a bar for 100 ms of reading, in the middle of the log
             try:
                 model = SentenceTransformer(
                     str(self._path),
@@ -149,6 +152,9 @@ class Embedder:
                 )
             except Exception as error:
                 raise EmbedderError(f"cannot load the embedding model in {self._path}: {error}") from error
+            finally:
+                if shows_progress:
+                    progress.enable_progress_bar()
             model.max_seq_length = self._window
             self._model = model.eval()
             _log.info(

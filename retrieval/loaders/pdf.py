@@ -5,9 +5,9 @@ import threading
 from typing import Any
 
 import pypdfium2
-from pypdfium2.raw import FPDF_ERR_PASSWORD
+from pypdfium2 import raw
 
-from retrieval.errors import CorruptDocumentError, EncryptedDocumentError, NeedsOcrError
+from retrieval.errors import CorruptDocumentError, EncryptedDocumentError, LoadError, NeedsOcrError
 from retrieval.loaders.document import LoadedDocument, TextBuilder
 from retrieval.loaders.encoding import clean
 
@@ -35,17 +35,22 @@ def _open(data: bytes) -> Any:
     try:
         return pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
-        if getattr(error, "err_code", None) == FPDF_ERR_PASSWORD or "password" in str(error).lower():
-            raise EncryptedDocumentError(
-                "the PDF is encrypted and opens with a password only: save a copy without one"
-            ) from error
-        raise CorruptDocumentError("the PDF is damaged, or this is not a PDF: open and save it again") from error
+        raise _why_not(data) from error
+
+
+def _why_not(data: bytes) -> LoadError:
+    """Asks PDFium itself: the error that the wrapper shows for a document without pages is the one before it."""
+    handle = raw.FPDF_LoadMemDocument64(data, len(data), None)
+    if handle:
+        raw.FPDF_CloseDocument(handle)
+        return CorruptDocumentError("the PDF has no pages")
+    if raw.FPDF_GetLastError() == raw.FPDF_ERR_PASSWORD:
+        return EncryptedDocumentError("the PDF is encrypted and opens with a password only: save a copy without one")
+    return CorruptDocumentError("the PDF is damaged, or this is not a PDF: open and save it again")
 
 
 def _read(document: Any, fallback_title: str) -> LoadedDocument:
     num_pages = len(document)
-    if num_pages == 0:
-        raise CorruptDocumentError("the PDF has no pages")
     headings = _outline_by_page(document, num_pages)
     builder = TextBuilder()
     for number in range(num_pages):

@@ -1,0 +1,148 @@
+from pathlib import Path
+
+import pytest
+
+from retrieval import KnowledgeBase, Passage
+from retrieval.errors import InvalidArgumentError
+from tests.retrieval.word_embedder import WordEmbedder
+
+PAGE = """# Caches
+
+Intro to caches.
+
+## Blocks
+
+The cache is cut into blocks of sixteen tokens.
+
+### Eviction
+
+The oldest block is evicted first.
+"""
+
+
+@pytest.fixture
+def filled(knowledge_base: KnowledgeBase, tmp_path: Path) -> KnowledgeBase:
+    (tmp_path / "caches.md").write_text(PAGE)
+    for index in range(12):
+        (tmp_path / f"filler-{index}.txt").write_text(f"Filler text number {index} about gardens and bread.")
+    knowledge_base.ingest_paths([tmp_path / "caches.md"], collection="manual", relative_to=tmp_path)
+    knowledge_base.ingest_paths(sorted(tmp_path.glob("filler-*.txt")), collection="fillers", relative_to=tmp_path)
+    return knowledge_base
+
+
+def test_a_passage_says_where_it_stands(filled: KnowledgeBase) -> None:
+    best = filled.search("Which block is evicted first?")[0]
+    (document,) = filled.documents("manual")
+    assert best == Passage(
+        document_id=document.document_id,
+        chunk_id=f"{document.document_id}-1-2",
+        title="Caches",
+        source="caches.md",
+        page=None,
+        heading="Blocks > Eviction",
+        text="The oldest block is evicted first.",
+        score=best.score,
+        collection="manual",
+    )
+    assert best.score == pytest.approx(1.0)
+
+
+def test_scores_fall_and_stay_within_0_and_1(filled: KnowledgeBase) -> None:
+    scores = [passage.score for passage in filled.search("cache blocks", k=15)]
+    assert len(scores) == 15
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 <= score <= 1 for score in scores)
+
+
+def test_several_wordings_are_fused(filled: KnowledgeBase) -> None:
+    found = filled.search(["oldest eviction", "sixteen tokens", "oldest eviction"], k=2)
+    assert {passage.text for passage in found} == {
+        "The oldest block is evicted first.",
+        "The cache is cut into blocks of sixteen tokens.",
+    }
+
+
+def test_filters_give_k_hits_whenever_k_exist(filled: KnowledgeBase) -> None:
+    assert len(filled.search("cache blocks", k=12, collections=["fillers"])) == 12
+    assert {passage.collection for passage in filled.search("cache", k=50, collections=["manual"])} == {"manual"}
+    ids = [info.document_id for info in filled.documents("fillers")][:2]
+    found = filled.search("cache blocks", k=5, document_ids=ids)
+    assert sorted(passage.document_id for passage in found) == sorted(ids)
+    assert filled.search("cache", document_ids=[]) == []
+    assert filled.search("cache", collections=["unknown"], document_ids=["unknown"]) == []
+
+
+def test_what_users_may_see(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
+    path = tmp_path / "a.md"
+    path.write_text("A text about whales.")
+    knowledge_base.ensure_collection("handbook", visibility="shared")
+    knowledge_base.ingest_file(path, collection="handbook")
+    knowledge_base.ingest_file(path, collection="diary", owner="ada")
+    knowledge_base.ingest_file(path, collection="diary", owner="bob")
+    seen = {user: [info.collection for info in knowledge_base.documents(user=user)] for user in ("ada", "bob", "local")}
+    assert seen == {"ada": ["diary", "handbook"], "bob": ["diary", "handbook"], "local": ["handbook"]}
+    assert len(knowledge_base.search("whales", k=9, user="ada")) == 2
+    assert len(knowledge_base.search("whales", k=9, user="ada", collections=["diary"])) == 1
+    assert [passage.collection for passage in knowledge_base.search("whales", k=9)] == ["handbook"]
+    (theirs,) = knowledge_base.documents("diary", user="bob")
+    assert knowledge_base.search("whales", user="ada", document_ids=[theirs.document_id]) == []
+    assert knowledge_base.delete_document(theirs.document_id, user="ada") is False
+    assert knowledge_base.delete_document(theirs.document_id, user="bob") is True
+    assert [(info.name, info.owner, info.visibility) for info in knowledge_base.collections("ada")] == [
+        ("diary", "ada", "private"),
+        ("handbook", "local", "shared"),
+    ]
+    knowledge_base.ensure_collection("handbook", visibility="private")
+    assert len(knowledge_base.search("whales", k=9, user="ada")) == 1
+
+
+def test_a_deleted_document_is_gone_at_once(filled: KnowledgeBase) -> None:
+    (document,) = filled.documents("manual")
+    assert filled.delete_document(document.document_id) is True
+    assert filled.delete_document(document.document_id) is False
+    assert filled.documents("manual") == []
+    assert all(passage.collection == "fillers" for passage in filled.search("cache blocks", k=20))
+    assert len(filled.search("cache blocks", k=12)) == 12
+
+
+def test_odd_questions_are_answered_or_refused_clearly(filled: KnowledgeBase) -> None:
+    assert filled.search("") == []
+    assert filled.search([" ", "\n"]) == []
+    assert len(filled.search("the of is")) == 4
+    assert len(filled.search("x" * 50_000)) == 4
+    assert len(filled.search("\ud800 {braces} <script> <|im_end|>")) == 4
+    with pytest.raises(InvalidArgumentError, match="k is 0; ask for at least 1"):
+        filled.search("cache", k=0)
+    with pytest.raises(InvalidArgumentError, match="is not a collection's name"):
+        filled.ingest_file("a.md", collection=" ")
+
+
+def test_an_empty_store_answers_with_nothing(knowledge_base: KnowledgeBase) -> None:
+    assert knowledge_base.search("anything") == []
+    assert knowledge_base.documents() == []
+
+
+def test_a_store_opened_again_answers_the_same_without_embedding(filled: KnowledgeBase) -> None:
+    expected = filled.search("cache blocks", k=10)
+    filled.close()
+    embedder = WordEmbedder()
+    with KnowledgeBase.open(filled.folder, embedder) as again:
+        assert again.search("cache blocks", k=10) == expected
+    assert embedder.calls == 0
+
+
+def test_stats_give_the_numbers_of_a_status_page(filled: KnowledgeBase) -> None:
+    stats = filled.stats()
+    size = stats.pop("size_bytes")
+    assert stats == {
+        "collections": 2,
+        "documents": 13,
+        "chunks": 15,
+        "generation": 13,
+        "index": "flat (exact)",
+        "embedder": "words",
+        "dimension": 64,
+        "schema_version": 1,
+        "folder": str(filled.folder),
+    }
+    assert size > 10_000
