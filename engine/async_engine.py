@@ -155,8 +155,9 @@ class AsyncEngine:
         self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, tenant: str = ""
     ) -> RequestOutput:
         """The whole answer; cancelling the call aborts the request."""
-        token_ids = self.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        output = RequestOutput(request_id or "", token_ids, [Completion(index) for index in range(params.n)])
+        output = RequestOutput(
+            request_id or "", self.engine.tokenize(prompt), [Completion(index) for index in range(params.n)]
+        )
         async for delta in self.stream(prompt, params, request_id=request_id, tenant=tenant):
             output.request_id = delta.request_id
             output.num_cached_tokens = delta.num_cached_tokens

@@ -14,7 +14,8 @@ class EngineConfig:
 
     Attributes:
         model: a `.gguf` file, or a folder with Hugging Face safetensors, `config.json` and `tokenizer.json`.
-        dtype: "float32", "bfloat16", "float16", or "auto" (bfloat16 where the device computes in it, else float32).
+        dtype: "float32", "bfloat16", "float16", or "auto" (bfloat16 where the device computes in it;
+            else float32, with bfloat16 weights for steps of few rows).
         device: "cpu", "cuda", "cuda:N", or "auto" (a GPU where there is one).
         max_model_len: most tokens of prompt and answer together; None takes the model's own limit.
         block_size: tokens in one block of the KV pool.
@@ -50,7 +51,9 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise InvalidParameterError(field, f"must be at least 1 (or None for the default), got {value}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise InvalidParameterError("dtype", f'must be "auto", "float32", "bfloat16" or "float16", got {self.dtype!r}')
+            raise InvalidParameterError(
+                "dtype", f'must be "auto", "float32", "bfloat16" or "float16", got {self.dtype!r}'
+            )
 
     @property
     def prefill_share(self) -> int:

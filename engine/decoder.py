@@ -19,7 +19,7 @@ from kernels import PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, s
 class DecoderLayer:
     """Attention and feed-forward of one layer, with q/k/v and gate/up fused into one product each."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], index: int) -> None:
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], index: int, *, halved: bool) -> None:
         prefix = f"model.layers.{index}."
 
         def get(name: str) -> Tensor | None:
@@ -28,7 +28,8 @@ class DecoderLayer:
         def fused(*names: str) -> Linear:
             bias = get(names[0] + ".bias")
             biases = None if bias is None else torch.cat([tensors[prefix + name + ".bias"] for name in names])
-            return Linear(torch.cat([tensors[prefix + name + ".weight"] for name in names]), biases)
+            weight = torch.cat([tensors[prefix + name + ".weight"] for name in names])
+            return Linear(weight, biases, halved=halved)
 
         self.config = config
         self.window = config.sliding_windows[index]
@@ -53,9 +54,7 @@ class DecoderLayer:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = self.qkv(normed).view(-1, heads + 2 * kv_heads, head_dim)
         q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
-        q = rope_and_write_kv(
-            q, k, v, step.cos, step.sin, k_pool, v_pool, step.slots, self.q_norm, self.k_norm, eps
-        )
+        q = rope_and_write_kv(q, k, v, step.cos, step.sin, k_pool, v_pool, step.slots, self.q_norm, self.k_norm, eps)
         attended = step.attention(q, k_pool, v_pool, self.window)
         hidden = self.output(attended.reshape(-1, heads * head_dim))
         normed, residual = add_rms_norm(hidden, residual, self.post_norm, eps)
@@ -73,7 +72,10 @@ class StepTensors:
 
 
 class Decoder:
-    """All layers with embeddings and head. Weights are read-only; keys and values live in the pools given to each call."""
+    """All layers with embeddings and head. Weights are read-only; keys and values live in the pools given to each call.
+
+    `halved` is `Linear`'s.
+    """
 
     def __init__(
         self,
@@ -82,12 +84,13 @@ class Decoder:
         *,
         max_position: int,
         rope_divisors: Tensor | None = None,
+        halved: bool = False,
     ) -> None:
         self.config = config
         self.embeddings = tensors["model.embed_tokens.weight"]
-        self.layers = [DecoderLayer(config, tensors, index) for index in range(config.num_layers)]
+        self.layers = [DecoderLayer(config, tensors, index, halved=halved) for index in range(config.num_layers)]
         self.norm = tensors["model.norm.weight"]
-        self.head = Linear(self.embeddings if config.tie_embeddings else tensors["lm_head.weight"])
+        self.head = Linear(self.embeddings if config.tie_embeddings else tensors["lm_head.weight"], halved=halved)
         frequencies = config.inverse_frequencies()
         if rope_divisors is not None:
             frequencies = frequencies / rope_divisors.float()

@@ -107,6 +107,10 @@ class Engine:
                 output.num_cached_tokens = delta.num_cached_tokens
         return list(outputs.values())
 
+    def tokenize(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: text as plain text behind the model's BOS (where it has one), ids as they are."""
+        return self.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
+
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -132,10 +136,7 @@ class Engine:
             PromptTooLongError: it can never fit, whatever else runs.
             InvalidParameterError: an empty prompt, or an id outside the vocabulary.
         """
-        if isinstance(prompt, str):
-            token_ids = self.tokenizer.encode(prompt, add_bos=self.tokenizer.adds_bos)
-        else:
-            token_ids = list(prompt)
+        token_ids = self.tokenize(prompt)
         self._check_ids(token_ids, params)
         max_tokens = self._max_tokens(len(token_ids), params)
         request_id = request_id or f"req-{next(self._ids)}"
@@ -300,7 +301,9 @@ class Engine:
             return []
         request = self.scheduler.waiting[0]
         log.error("request can not be admitted to an idle engine: request_id=%s", request.request_id)
-        return self._fail([request], EngineError(f"{request.num_tokens:,} tokens do not fit the KV cache; this is a bug"))
+        return self._fail(
+            [request], EngineError(f"{request.num_tokens:,} tokens do not fit the KV cache; this is a bug")
+        )
 
     def _delta(
         self,

@@ -106,7 +106,9 @@ class BlockPool:
             assert (block.block_id in self._free) == (expected == 0), f"block {block.block_id} is both held and free"
             held += expected > 0
             if block.hash is not None:
-                assert self._by_hash.get(block.hash) == block.block_id, f"block {block.block_id} is hashed but not indexed"
+                assert self._by_hash.get(block.hash) == block.block_id, (
+                    f"block {block.block_id} is hashed but not indexed"
+                )
         assert held + len(self._free) == len(self.blocks), "blocks were lost"
         assert len(self._by_hash) == sum(block.hash is not None for block in self.blocks), "index holds stale hashes"
 

@@ -1,18 +1,32 @@
-"""Weight formats of a linear layer behind one call. Today: plain floating point; packed formats join here."""
+"""Weight formats of a linear layer behind one call. Today: floating point; packed formats join here."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+# Rows up to which a product is bound by reading the weights, so that half the bytes win over slower arithmetic. Measured on
+# an AVX2 machine, all layers of SmolLM2-135M, one thread, ms at 1 / 2 / 4 / 8 rows: float32 65 / 110 / 134 / 160,
+# bfloat16 44 / 58 / 120 / 211.
+FEW_ROWS = 3
+
 
 class Linear:
-    """y = x · Wᵀ + b with W [out, in] in a floating-point dtype."""
+    """y = x · Wᵀ + b with W [out, in] in a floating-point dtype.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    With `halved`, a bfloat16 copy of the weight serves steps of few rows: for CPUs that compute in float32 and whose decode
+    speed is the speed of their memory. It costs half as much memory again.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, halved: bool = False) -> None:
         self.weight = weight
         self.bias = bias
+        self.few_rows_weight = weight.to(torch.bfloat16) if halved else None
+        self.few_rows_bias = bias.to(torch.bfloat16) if halved and bias is not None else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [tokens, in]; returns [tokens, out]."""
+        """x: [tokens, in]; returns [tokens, out] in x's dtype."""
+        if self.few_rows_weight is not None and x.shape[0] <= FEW_ROWS:
+            return linear(x.to(torch.bfloat16), self.few_rows_weight, self.few_rows_bias).to(x.dtype)
         return linear(x, self.weight, self.bias)

@@ -106,7 +106,9 @@ def from_folder(folder: Path) -> ModelConfig:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelLoadError(f"{folder} has no config.json; a model folder needs config.json, tokenizer.json and *.safetensors") from None
+        raise ModelLoadError(
+            f"{folder} has no config.json; a model folder needs config.json, tokenizer.json and *.safetensors"
+        ) from None
     except ValueError as error:
         raise ModelLoadError(f"{path} is not valid JSON: {error}") from None
     return from_dict(raw, str(path))
@@ -116,7 +118,9 @@ def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
     """Read the fields of a `config.json`; `where` names it in errors."""
     architecture = (raw.get("architectures") or ["none"])[0]
     if architecture not in ARCHITECTURES:
-        raise ModelLoadError(f"{where}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        raise ModelLoadError(
+            f"{where}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
     bias, qk_norm = ARCHITECTURES[architecture]
     try:
         num_heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])

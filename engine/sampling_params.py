@@ -108,7 +108,9 @@ class SamplingParams:
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise InvalidParameterError(name, f"must be a finite number, got {value!r}")
             if value > high or value < low or (value == low and not closed):
-                raise InvalidParameterError(name, f"must be in {'[' if closed else '('}{low:g}, {high:g}], got {value:g}")
+                raise InvalidParameterError(
+                    name, f"must be in {'[' if closed else '('}{low:g}, {high:g}], got {value:g}"
+                )
         for name, least in (("min_tokens", 0), ("top_k", 0), ("n", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -74,7 +74,9 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Load
                 for name in opened.keys():  # noqa: SIM118 - not a mapping
                     tensors[name] = opened.get_tensor(name).to(device=device, dtype=dtype)
         except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{file} is not a readable safetensors file (truncated or corrupt?): {error}") from error
+            raise ModelLoadError(
+                f"{file} is not a readable safetensors file (truncated or corrupt?): {error}"
+            ) from error
     return LoadedModel(folder.name, config, tensors, Tokenizer.from_folder(folder))
 
 
@@ -153,7 +155,9 @@ def _check_shapes(loaded: LoadedModel, path: Path) -> None:
         if tensor is None:
             raise ModelLoadError(f"{path} lacks the tensor {name}")
         if tuple(tensor.shape) != shape:
-            raise ModelLoadError(f"{path}: tensor {name} has shape {list(tensor.shape)}, its configuration needs {list(shape)}")
+            raise ModelLoadError(
+                f"{path}: tensor {name} has shape {list(tensor.shape)}, its configuration needs {list(shape)}"
+            )
     if loaded.tokenizer.vocab_size > config.vocab_size:
         raise ModelLoadError(
             f"{path}: the tokenizer knows {loaded.tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}: "
