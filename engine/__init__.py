@@ -1,7 +1,7 @@
 """Tokens in, tokens out: requests, scheduling, paged KV memory, models and sampling.
 
-Follow one request through `request`, `scheduler`, `kv_cache`, `model_runner`, `sampler` and `engine`. Knows no LangChain and no
-web framework, and imports where only torch, numpy, safetensors, tokenizers and jinja2 are installed.
+Follow one request through `request`, `scheduler`, `kv_cache`, `model_runner`, `sampler` and `engine`. Knows no
+LangChain and no web framework, and imports where only torch, numpy, safetensors, tokenizers and jinja2 are installed.
 """
 
 from engine import errors

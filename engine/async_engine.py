@@ -1,7 +1,7 @@
 """One thread that owns the device, and streams that any thread or event loop can read.
 
-Submissions and aborts go through an inbox that the engine thread drains between steps; every request has a sink to which its
-deltas are handed. Nothing but the engine thread touches the scheduler, the block pool or the model.
+Submissions and aborts go through an inbox that the engine thread drains between steps; every request has a sink to
+which its deltas are handed. Nothing but the engine thread touches the scheduler, the block pool or the model.
 """
 
 from __future__ import annotations

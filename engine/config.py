@@ -26,7 +26,8 @@ class EngineConfig:
         max_prefill_tokens_while_decoding: prompt tokens in a step in which another sequence decodes, so that a long
             prompt does not stall running answers; None is a quarter of `max_num_batched_tokens`.
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
-        check_integrity: verify the block pool after every step (tests); it is always verified when the engine goes idle.
+        check_integrity: verify the block pool after every step (tests); it is always verified when the engine goes
+        idle.
     """
 
     model: str | Path

@@ -1,4 +1,4 @@
-"""The engine's core: requests in, one step at a time, deltas out. Single-threaded; `AsyncEngine` puts a thread around it."""
+"""The engine's core: requests in, one step at a time, deltas out. Single-threaded: threads are `AsyncEngine`'s."""
 
 from __future__ import annotations
 
@@ -69,18 +69,22 @@ class Engine:
         return self.scheduler.has_work
 
     @overload
-    def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput: ...
+    def generate(self, prompt: str | list[int], params: SamplingParams | None = None) -> RequestOutput: ...
 
     @overload
-    def generate(self, prompt: Sequence[Prompt], params: SamplingParams | None = None) -> list[RequestOutput]: ...
+    def generate(
+        self, prompt: list[str] | list[list[int]] | list[str | list[int]], params: SamplingParams | None = None
+    ) -> list[RequestOutput]: ...
 
     def generate(
-        self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self,
+        prompt: str | list[int] | list[str] | list[list[int]] | list[str | list[int]],
+        params: SamplingParams | None = None,
     ) -> RequestOutput | list[RequestOutput]:
         """Answer a prompt (text or token ids), or a list of prompts together; returns when all are finished.
 
-        Text is taken as plain text: what spells a control token stays text. Prompts that hold control tokens are given as
-        token ids, from `render_chat` or `tokenizer.encode(text, allow_special=True)`.
+        Text is taken as plain text: what spells a control token stays text. Prompts that hold control tokens are given
+        as token ids, from `render_chat` or `tokenizer.encode(text, allow_special=True)`.
         """
         params = params or SamplingParams()
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
@@ -118,7 +122,7 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation in the model's own chat format; text of messages never becomes a control token."""
+        """Token ids of a conversation in the model's chat format; text of messages never becomes a control token."""
         return self.chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def make_requests(
@@ -296,7 +300,7 @@ class Engine:
         return deltas
 
     def _unblock(self) -> list[OutputDelta]:
-        """Nothing could be scheduled. That is right when there is no work; otherwise the head of the queue would wait for ever."""
+        """Nothing could be scheduled: right when there is no work, else the head of the queue would wait for ever."""
         if not self.scheduler.waiting or self.scheduler.running:
             return []
         request = self.scheduler.waiting[0]

@@ -47,8 +47,8 @@ class PromptTooLongError(EngineError, ValueError):
     def __init__(self, num_prompt_tokens: int, max_model_len: int, max_tokens: int, limited_by: str = "model") -> None:
         where = "this model takes" if limited_by == "model" else "the KV cache of this engine holds"
         super().__init__(
-            f"prompt is {num_prompt_tokens:,} tokens; {where} {max_model_len:,} in all, {max_tokens:,} of them reserved "
-            f"for the answer (max_tokens): shorten the prompt or lower max_tokens"
+            f"prompt is {num_prompt_tokens:,} tokens; {where} {max_model_len:,} in all, {max_tokens:,} of them "
+            f"reserved for the answer (max_tokens): shorten the prompt or lower max_tokens"
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len

@@ -1,12 +1,14 @@
 """Reading GGUF files: the header, and tensors dequantised one at a time through the `gguf` library.
 
 The header is read here and not by the library's reader, which builds an array object for each of a vocabulary's strings
-(14 s for 49,152 tokens and as many merges on a busy machine, 0.2 s here) and does not say what is wrong with a broken file.
+(14 s for 49,152 tokens and as many merges on a busy machine, 0.2 s here) and does not say what is wrong with a broken
+file.
 Format: the GGUF specification in the ggml project, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -94,7 +96,8 @@ class GGUFFile:
 
     def _num_bytes(self, info: _TensorInfo) -> int:
         block_size, block_bytes = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(info.type_id)]
-        return int(np.prod(info.shape, dtype=np.int64)) // block_size * block_bytes
+        num_blocks: int = math.prod(info.shape) // block_size
+        return num_blocks * int(block_bytes)
 
     def _check_tensors(self) -> None:
         names = {int(kind): kind.name for kind in self._gguf.GGMLQuantizationType}

@@ -35,8 +35,8 @@ class BlockPool:
     """All blocks, the free list and the prefix index.
 
     Every block is in exactly one state: *held* (num_references > 0), *cached* (free, content still findable) or *free*.
-    Cached and free blocks stand in one list in the order in which they may be reused: allocation takes its head, and taking
-    a cached block is what evicts it.
+    Cached and free blocks stand in one list in the order in which they may be reused: allocation takes its head, and
+    taking a cached block is what evicts it.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -76,7 +76,7 @@ class BlockPool:
         block.num_references += 1
 
     def release(self, block_id: int) -> None:
-        """Drop a reference; at zero the block joins the free list: behind all others if its content can be found again."""
+        """Drop a reference; at zero the block joins the free list, behind all others if its content can be found."""
         block = self.blocks[block_id]
         assert block.num_references > 0, f"block {block_id} is released but nobody holds it"
         block.num_references -= 1

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-# Rows up to which a product is bound by reading the weights, so that half the bytes win over slower arithmetic. Measured on
-# an AVX2 machine, all layers of SmolLM2-135M, one thread, ms at 1 / 2 / 4 / 8 rows: float32 65 / 110 / 134 / 160,
-# bfloat16 44 / 58 / 120 / 211.
+# Rows up to which a product is bound by reading the weights, so that half the bytes win over slower arithmetic.
+# Measured on an AVX2 machine, all layers of SmolLM2-135M, one thread, ms at 1 / 2 / 4 / 8 rows: float32 65 / 110 / 134
+# / 160, bfloat16 44 / 58 / 120 / 211.
 FEW_ROWS = 3
 
 
 class Linear:
     """y = x · Wᵀ + b with W [out, in] in a floating-point dtype.
 
-    With `halved`, a bfloat16 copy of the weight serves steps of few rows: for CPUs that compute in float32 and whose decode
-    speed is the speed of their memory. It costs half as much memory again.
+    With `halved`, a bfloat16 copy of the weight serves steps of few rows: for CPUs that compute in float32 and whose
+    decode speed is the speed of their memory. It costs half as much memory again.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, halved: bool = False) -> None:

@@ -64,7 +64,7 @@ class ModelConfig:
     @property
     def scale(self) -> float:
         """Attention scores are multiplied by this."""
-        return self.head_dim**-0.5
+        return 1.0 / math.sqrt(self.head_dim)
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values of one token in all layers."""

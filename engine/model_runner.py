@@ -38,7 +38,8 @@ class ModelRunner:
             loaded.tensors,
             max_position=self.max_model_len,
             rope_divisors=loaded.rope_divisors,
-            # Exactness was not asked for, and this CPU has no bfloat16 arithmetic: read half the bytes where that decides.
+            # Exactness was not asked for, and this CPU has no bfloat16 arithmetic: read half the bytes where that
+            # decides.
             halved=config.dtype == "auto" and self.device.type == "cpu" and self.dtype == torch.float32,
         )
         self.block_size = config.block_size
@@ -107,14 +108,14 @@ class ModelRunner:
         if num_blocks < 2:
             raise InvalidParameterError(
                 "kv_memory_bytes",
-                f"{memory:,} bytes hold {num_blocks} blocks; one block of {config.block_size} tokens takes {block_bytes:,} "
-                "bytes, and at least 2 are needed",
+                f"{memory:,} bytes hold {num_blocks} blocks; one block of {config.block_size} tokens takes "
+                f"{block_bytes:,} bytes, and at least 2 are needed",
             )
         return num_blocks
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zeroed tensor; on a CPU its pages are mapped when they are first written, so a large pool costs nothing to make."""
+    """A zeroed tensor; on a CPU its pages are mapped when first written, so a large pool costs nothing to make."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)).view(dtype)

@@ -25,8 +25,8 @@ class TokenLogprob:
 class OutputDelta:
     """What one step added to one answer of a request.
 
-    `text` may be empty while characters or a possible stop string are held back; the deltas of an answer, joined, are its
-    whole text. `num_*` are running totals. `finish_reason` is set on the last delta of each answer.
+    `text` may be empty while characters or a possible stop string are held back; the deltas of an answer, joined, are
+    its whole text. `num_*` are running totals. `finish_reason` is set on the last delta of each answer.
     """
 
     request_id: str

@@ -23,8 +23,9 @@ class Request:
         tokens      [ prompt ............................ | answer ........ ]
         0 ── num_cached ── num_computed ───────────────────────────── num_tokens
 
-    Tokens before `num_cached` came from the prefix cache, those before `num_computed` have keys and values in the pool, and a
-    step is given some of the `num_tokens - num_computed` that are missing. There is no prefill phase and no decode phase.
+    Tokens before `num_cached` came from the prefix cache, those before `num_computed` have keys and values in the
+    pool, and a step is given some of the `num_tokens - num_computed` that are missing. There is no prefill phase and
+    no decode phase.
     """
 
     def __init__(

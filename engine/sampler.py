@@ -25,8 +25,8 @@ class Sampler:
     def sample(self, requests: Sequence[Request], logits: Tensor) -> list[tuple[int, TokenLogprob | None]]:
         """logits: [requests, vocab] float32; returns each request's token and, where asked for, its log-probability.
 
-        Order of operations: min_tokens and logit_bias, penalties, temperature, min_p, top_k, top_p, draw. Log-probabilities
-        are taken from the untouched logits.
+        Order of operations: min_tokens and logit_bias, penalties, temperature, min_p, top_k, top_p, draw.
+        Log-probabilities are taken from the untouched logits.
         """
         if all(r.params.is_greedy and not r.params.changes_logits and r.params.logprobs is None for r in requests):
             return [(token_id, None) for token_id in logits.argmax(-1).tolist()]

@@ -119,8 +119,8 @@ class Scheduler:
     def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> int:
         """Grow the request's table, preempting from the end of the running list while blocks are missing.
 
-        Returns the tokens taken back from requests that were scheduled in this step and then preempted. The request itself
-        may be the last one, and then loses its blocks too.
+        Returns the tokens taken back from requests that were scheduled in this step and then preempted. The request
+        itself may be the last one, and then loses its blocks too.
         """
         refund = 0
         while not self.kv_cache.grow(request, num_tokens):

@@ -40,7 +40,7 @@ _GGUF_NAMES = {
 
 @dataclass
 class LoadedModel:
-    """A model's shape, its tensors by Hugging Face name, its tokenizer, and GGUF's rotary divisors where it has them."""
+    """A model's shape, its tensors by Hugging Face name, its tokenizer, and rotary divisors (some GGUF files)."""
 
     name: str
     config: ModelConfig
@@ -127,7 +127,7 @@ def _deinterleave(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def _check_shapes(loaded: LoadedModel, path: Path) -> None:
-    """Refuse a checkpoint whose tensors do not fit its configuration or its tokenizer, naming the first that does not."""
+    """Refuse a checkpoint whose tensors do not fit its configuration or tokenizer, naming the first that does not."""
     config = loaded.config
     hidden, inner, q = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
@@ -160,6 +160,6 @@ def _check_shapes(loaded: LoadedModel, path: Path) -> None:
             )
     if loaded.tokenizer.vocab_size > config.vocab_size:
         raise ModelLoadError(
-            f"{path}: the tokenizer knows {loaded.tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}: "
-            "tokenizer and weights do not belong together"
+            f"{path}: the tokenizer knows {loaded.tokenizer.vocab_size:,} tokens, the model only "
+            f"{config.vocab_size:,}: tokenizer and weights do not belong together"
         )

@@ -3,8 +3,8 @@
     rotate(x, p)[i]         = x[i] · cos(p·f_i) − x[i + d/2] · sin(p·f_i)          for i < d/2
     rotate(x, p)[i + d/2]   = x[i + d/2] · cos(p·f_i) + x[i] · sin(p·f_i)
 
-(the half-split form of Hugging Face checkpoints; GGUF files of the `llama` architecture store q and k interleaved and are
-permuted back when they are loaded). Angles are kept in float32. Source: Su et al., "RoFormer" (2021).
+(the half-split form of Hugging Face checkpoints; GGUF files of the `llama` architecture store q and k interleaved and
+are permuted back when they are loaded). Angles are kept in float32. Source: Su et al., "RoFormer" (2021).
 
 The pool of one layer is [num_blocks, kv_heads, block_size, head_dim]; slot s is row s % block_size of block
 s // block_size, and slot −1 means "do not store".
@@ -51,8 +51,9 @@ def rope_and_write_kv(
 ) -> Tensor:
     """Normalise q and k where the model does, rotate both, store k and v; returns the rotated q.
 
-    q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; cos, sin: [tokens, 1, head_dim / 2] float32 (already
-    taken at each token's position); k_pool, v_pool: [num_blocks, kv_heads, block_size, head_dim], written in place;
+    q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; cos, sin: [tokens, 1, head_dim / 2] float32
+    (already taken at each token's position); k_pool, v_pool: [num_blocks, kv_heads, block_size, head_dim], written in
+    place;
     slots: [tokens] int64; q_norm, k_norm: [head_dim].
     """
     if q_norm is not None:

@@ -67,7 +67,8 @@ def keep_candidates(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> t
     """The tokens of one row that may be drawn: (token ids, their scaled logits).
 
     `scaled` is [vocab], logits divided by the temperature. Filters apply in the order min_p, top_k, top_p; top_p counts
-    probabilities renormalised over what the earlier filters left and keeps the smallest set that reaches it (at least one).
+    probabilities renormalised over what the earlier filters left and keeps the smallest set that reaches it (at least
+    one).
     """
     ids, values = torch.arange(scaled.shape[0], device=scaled.device), scaled
     if min_p > 0.0:
@@ -97,7 +98,7 @@ def _nucleus(values: Tensor, top_p: float) -> tuple[Tensor, int]:
 def sample_row(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
 ) -> int:
-    """Draw one token from a row of logits [vocab] float32; `position` is the index the token will have in the sequence."""
+    """Draw one token from a row of logits [vocab] float32; `position` is its index in the sequence."""
     ids, values = keep_candidates(logits / temperature, top_k, top_p, min_p)
     if ids.shape[0] == 1:
         return int(ids[0])

@@ -1,6 +1,5 @@
 """The real model in float32 for exactness tests, and tiny random models that load in milliseconds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,9 @@ from tests.engine.tiny_models import save_tiny_model
 
 
 @pytest.fixture(scope="session")
-def real_engine(chat_model_path: Path) -> Iterator[Engine]:
+def real_engine(chat_model_path: Path) -> Engine:
     """SmolLM2-135M in float32 with the block pool verified after every step."""
-    yield Engine(EngineConfig(model=chat_model_path, dtype="float32", num_kv_blocks=400, check_integrity=True))
+    return Engine(EngineConfig(model=chat_model_path, dtype="float32", num_kv_blocks=400, check_integrity=True))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""One answer whatever the engine does around it: batch, chunks, cache, eviction, preemption, streaming, neighbours' seeds."""
+"""One answer whatever goes on around it: batch, chunks, cache, eviction, preemption, streaming, neighbours' seeds."""
 
 import asyncio
 from pathlib import Path

@@ -1,5 +1,7 @@
 """GGUF files written by the `gguf` library load to the same tensors and the same answers; broken files are named."""
 
+import contextlib
+import json
 from pathlib import Path
 
 import gguf
@@ -108,8 +110,6 @@ def write_model(folder: Path, name: str, path: Path) -> None:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, folder: Path) -> None:
-    import json
-
     raw = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     tokens = sorted(raw["vocab"], key=raw["vocab"].get)
     writer.add_tokenizer_model("gpt2")
@@ -164,10 +164,9 @@ def test_corrupt_lengths_never_allocate_or_crash(tmp_path: Path) -> None:
         for position in generator.integers(8, 2000, 4):
             broken[position] = int(generator.integers(0, 256))
         path.write_bytes(broken)
-        try:
+        # Anything but a typed refusal (or a change that did no harm) fails the test.
+        with contextlib.suppress(errors.EngineError):
             Engine(EngineConfig(model=path, dtype="float32", num_kv_blocks=4))
-        except errors.EngineError as error:
-            assert str(error)
 
 
 def test_an_unknown_architecture_names_the_supported_ones(tmp_path: Path) -> None:

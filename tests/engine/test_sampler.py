@@ -138,7 +138,7 @@ def test_logprobs_are_of_the_raw_distribution_and_include_the_chosen_token(tiny_
     ]
     for output in outputs:
         assert output.token_ids == [99] * 4
-    first, second = ([entry for entry in output.completions[0].logprobs or []] for output in outputs)
+    first, second = (list(output.completions[0].logprobs or []) for output in outputs)
     assert [e.logprob for e in first] == [e.logprob for e in second]
     assert [e.token_id for e in first] == [99] * 4
     assert all(len(entry.top) == 3 and entry.logprob <= entry.top[0].logprob for entry in first)
