@@ -53,7 +53,7 @@ class DecoderLayer:
             normed, residual = add_rms_norm(hidden, residual, self.input_norm, eps)
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = self.qkv(normed).view(-1, heads + 2 * kv_heads, head_dim)
-        q, k, v = torch.split(qkv, (heads, kv_heads, kv_heads), dim=1)
+        q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         q = rope_and_write_kv(q, k, v, step.cos, step.sin, k_pool, v_pool, step.slots, self.q_norm, self.k_norm, eps)
         attended = step.attention(q, k_pool, v_pool, self.window)
         hidden = self.output(attended.reshape(-1, heads * head_dim))

@@ -88,7 +88,7 @@ class Engine:
         """
         params = params or SamplingParams()
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
-            return self._generate_all([prompt], params)[0]  # type: ignore[list-item]
+            return self._generate_all([prompt], params)[0]
         return self._generate_all(prompt, params)  # type: ignore[arg-type]
 
     def _generate_all(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[RequestOutput]:
