@@ -4,6 +4,7 @@ Synchronous and thread-safe. It joins the parts (catalog, ingest, snapshots, hyb
 of them could.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from retrieval.snapshot import SnapshotKeeper
 _log = logging.getLogger(__name__)
 # A search that meets chunks deleted since its snapshot was made looks again, on a new one, at most this often.
 _ATTEMPTS = 3
+# So many times k hits are read, so that repeats of one text (a file taken in twice) can give way to others.
+_SPARE = 4
 
 
 class KnowledgeBase:
@@ -161,13 +164,14 @@ class KnowledgeBase:
                 allowed = reader.visible_collection_ids(user, collections)
                 documents = None if document_ids is None else reader.document_ids(document_ids)
                 mask = snapshot.mask(allowed, documents)
-                hits = hybrid_search(snapshot.vectors, snapshot.keywords, forms, k, mask)
+                hits = hybrid_search(snapshot.vectors, snapshot.keywords, forms, _SPARE * k, mask)
                 scores = {int(snapshot.chunk_ids[row]): score for row, score in hits}
                 chunks = reader.chunks(list(scores))
             if len(chunks) == len(scores):
                 break
             self.snapshots.refresh()
-        return [_passage(chunks[chunk_id], score) for chunk_id, score in scores.items() if chunk_id in chunks]
+        found = [(chunks[chunk_id], score) for chunk_id, score in scores.items() if chunk_id in chunks]
+        return [_passage(chunk, score) for chunk, score in _distinct(found, k)]
 
     def documents(self, collection: str | None = None, user: str = "local") -> list[DocumentInfo]:
         """The documents that `user` may search, of one collection or of all."""
@@ -194,9 +198,17 @@ class KnowledgeBase:
             "embedder": self.embedder.name,
             "dimension": self.embedder.dimension,
             "schema_version": VERSION,
-            "size_bytes": sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file()),
+            "size_bytes": _size(self.folder),
             "folder": str(self.folder),
         }
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another process may be replacing files
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def _checked_collection(name: str) -> str:
@@ -205,6 +217,17 @@ def _checked_collection(name: str) -> str:
             "collection", f"{name!r} is not a collection's name: give 1 to 200 printable characters"
         )
     return name
+
+
+def _distinct(found: list[tuple[ChunkRow, float]], k: int) -> list[tuple[ChunkRow, float]]:
+    """The first `k` hits, best first; a text that is already among them comes in only where nothing else is left."""
+    seen: set[str] = set()
+    firsts: list[tuple[ChunkRow, float]] = []
+    repeats: list[tuple[ChunkRow, float]] = []
+    for hit in found:
+        (repeats if hit[0].text in seen else firsts).append(hit)
+        seen.add(hit[0].text)
+    return sorted((firsts + repeats)[:k], key=lambda hit: -hit[1])
 
 
 def _passage(chunk: ChunkRow, score: float) -> Passage:

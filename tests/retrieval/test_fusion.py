@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval.fusion import best, fuse, min_max
@@ -42,6 +42,7 @@ def test_ties_are_ordered_by_key() -> None:
     assert best({3: 0.5, 1: 0.5, 2: 0.7}, 10) == [(2, 0.7), (1, 0.5), (3, 0.5)]
 
 
+@settings(deadline=None)
 @given(SCORES)
 def test_scaling_keeps_the_order_and_stays_within_0_and_1(scores: dict[int, float]) -> None:
     scaled = min_max(scores)
@@ -55,6 +56,7 @@ def test_scaling_keeps_the_order_and_stays_within_0_and_1(scores: dict[int, floa
         assert max(scaled.values()) == 1
 
 
+@settings(deadline=None)
 @given(st.lists(SCORES, max_size=5))
 def test_fused_scores_cover_every_hit_and_stay_within_0_and_1(lists: list[dict[int, float]]) -> None:
     fused = fuse(lists)
@@ -62,6 +64,7 @@ def test_fused_scores_cover_every_hit_and_stay_within_0_and_1(lists: list[dict[i
     assert all(0 <= value <= 1 and math.isfinite(value) for value in fused.values())
 
 
+@settings(deadline=None)
 @given(st.lists(SCORES, min_size=2, max_size=4), st.randoms(use_true_random=False))
 def test_the_order_of_the_lists_does_not_matter(lists: list[dict[int, float]], random: object) -> None:
     shuffled = list(lists)
@@ -71,11 +74,13 @@ def test_the_order_of_the_lists_does_not_matter(lists: list[dict[int, float]], r
     assert all(one[key] == pytest.approx(other[key], abs=1e-9) for key in one)
 
 
+@settings(deadline=None)
 @given(SCORES)
 def test_a_list_fused_with_itself_ranks_as_it_does_alone(scores: dict[int, float]) -> None:
     assert [key for key, _ in best(fuse([scores, scores]), 10)] == [key for key, _ in best(min_max(scores), 10)]
 
 
+@settings(deadline=None)
 @given(SCORES, st.integers(0, 10))
 def test_best_returns_the_k_largest_in_order(scores: dict[int, float], k: int) -> None:
     top = best(scores, k)

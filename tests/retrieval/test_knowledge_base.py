@@ -72,6 +72,19 @@ def test_filters_give_k_hits_whenever_k_exist(filled: KnowledgeBase) -> None:
     assert filled.search("cache", collections=["unknown"], document_ids=["unknown"]) == []
 
 
+def test_a_text_taken_in_twice_takes_one_place_unless_nothing_else_is_left(
+    filled: KnowledgeBase, tmp_path: Path
+) -> None:
+    for copy in range(3):
+        assert filled.ingest_file(tmp_path / "caches.md", name=f"copy-{copy}.md", collection="copies").status == "added"
+    question = "Which block is evicted first?"
+    texts = [passage.text for passage in filled.search(question, k=4)]
+    assert len(set(texts)) == 4
+    only_copies = filled.search(question, k=9, collections=["copies"])
+    assert len(only_copies) == 9
+    assert [passage.text for passage in only_copies[:3]] == ["The oldest block is evicted first."] * 3
+
+
 def test_what_users_may_see(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
     path = tmp_path / "a.md"
     path.write_text("A text about whales.")
