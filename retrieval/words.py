@@ -1,7 +1,6 @@
 """Text to the terms of the keyword index: folded, stemmed words; character pairs in scripts that put no spaces.
 
-English stop words (pronouns and question words too: they say who asks, not about what) and Snowball's English stemmer;
-words of other languages are folded only. Numbers stay whole
+English stop words and Snowball's English stemmer; words of other languages are folded only. Numbers stay whole
 ("131,072" and "131072" are one term, "3.35" another).
 """
 
@@ -11,7 +10,7 @@ import unicodedata
 from collections.abc import Iterator
 
 import Stemmer
-from bm25s.stopwords import STOPWORDS_EN_PLUS
+from bm25s.stopwords import STOPWORDS_EN
 
 # Scripts written without spaces between words, and Hangul, whose particles cling to the word.
 _UNSPACED = (
@@ -43,15 +42,20 @@ _TERM = re.compile(
     rf"|(?P<word>(?:(?![_{_UNSPACED}])[\w{_mark_ranges()}])+)"
 )
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_POSSESSIVE = re.compile(r"(?<=\w)['’]s\b")
+_CONTRACTED = re.compile(r"(?<=\w)['’](?:s|t|d|m|ll|re|ve)\b")
 _LATIN_MARKS = re.compile("[\u0300-\u036f]")
-_STOP_WORDS = frozenset(word for word in STOPWORDS_EN_PLUS if "'" not in word)
+# Personal pronouns say who asks, not about what; documents have few, so that BM25 would take them for telling words.
+# "us" is not among them: it may be a country.
+_PRONOUNS = "i me my we our ours you your yours he him his she her hers its them"
+_STOP_WORDS = frozenset((*STOPWORDS_EN, *_PRONOUNS.split()))
+# A letter that stands alone is a symbol, and people ask for it by name: "α" is "alpha".
+_GREEK = re.compile(r"GREEK SMALL LETTER (?:FINAL )?(\w+)$")
 _stemmers = threading.local()  # a Stemmer must not be shared between threads
 
 
 def terms(text: str) -> list[str]:
     """The index terms of `text`, in order, repeats kept."""
-    return list(_terms(_POSSESSIVE.sub("", fold(text)), _stemmer()))
+    return list(_terms(_CONTRACTED.sub("", fold(text)), _stemmer()))
 
 
 def fold(text: str) -> str:
@@ -69,6 +73,8 @@ def _terms(text: str, stemmer: "Stemmer.Stemmer") -> Iterator[str]:
             yield from (term[index : index + 2] for index in range(max(1, len(term) - 1)))
         elif kind == "number":
             yield term.replace(",", "") if _GROUPED.fullmatch(term) else term
+        elif len(term) == 1 and (name := _GREEK.match(unicodedata.name(term, ""))):
+            yield stemmer.stemWord(name[1].lower())
         elif term not in _STOP_WORDS:
             yield stemmer.stemWord(term) if term.isascii() else term
 
