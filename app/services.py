@@ -5,6 +5,7 @@ here and are refused with NotReadyError until it is there.
 """
 
 import asyncio
+import hashlib
 import logging
 import threading
 import time
@@ -16,7 +17,7 @@ from langchain_core.runnables import Runnable
 
 from app import chains, models
 from app.chat_model import ChatRagstone
-from app.conversation import ConversationChain, ModelRoom, turn_writer
+from app.conversation import DEFAULT_USER, ConversationChain, ModelRoom, turn_writer
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, engine_config
 from app.errors import NotReadyError
 from app.history import ConversationStore, SQLiteConversationStore
@@ -164,23 +165,28 @@ class Services:
             self._ingest_handbook(self._knowledge_base)
 
     def _ingest_handbook(self, knowledge_base: "KnowledgeBase") -> None:
-        """Puts the sample pages in; those that are there already cost a look at their hash."""
-        total = sum(1 for path in HANDBOOK.iterdir() if path.is_file())
-        self._step(f"taking in the sample handbook, {total} pages")
+        """Puts the sample pages in, once for each version of them: who deletes a page does not get it back."""
+        pages = sorted(path for path in HANDBOOK.iterdir() if path.is_file())
+        marker, version = self.settings.data_dir / "handbook.sha256", _digest(pages)
+        if marker.is_file() and marker.read_text() == version:
+            return
+        self._step(f"taking in the sample handbook, {len(pages)} pages")
         done = 0
 
         def progress(result: IngestResult) -> None:
             nonlocal done
             done += 1
-            self._loading = f"taking in the sample handbook, {done} of {total} pages"
+            self._loading = f"taking in the sample handbook, {done} of {len(pages)} pages"
             if result.status == "failed":
                 logger.warning("%s was not taken in: %s", result.path, result.reason)
 
+        knowledge_base.ensure_collection(HANDBOOK_COLLECTION, owner=DEFAULT_USER, visibility="shared")
         results = knowledge_base.ingest_paths(
-            [HANDBOOK], collection=HANDBOOK_COLLECTION, owner="local", progress=progress
+            pages, collection=HANDBOOK_COLLECTION, owner=DEFAULT_USER, progress=progress, relative_to=HANDBOOK
         )
         changed = sum(result.status in ("added", "updated") for result in results)
         logger.info("sample handbook: %d pages, %d new or changed", len(results), changed)
+        marker.write_text(version)
 
     def _build_chains(self) -> None:
         settings, client = self.settings, self.engine_while_loading
@@ -250,3 +256,11 @@ class Services:
         if self._knowledge_base is not None:
             self._knowledge_base.close()
         self.history.close()
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    """SHA-256 over names and contents."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

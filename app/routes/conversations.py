@@ -61,7 +61,7 @@ def create_router(services: Services) -> APIRouter:
             ]
         }
 
-    @router.get("/{session_id}", response_model=ConversationDetail)
+    @router.get("/{session_id:path}", response_model=ConversationDetail)
     async def read_conversation(session_id: str) -> dict[str, Any]:
         """A conversation with all its turns. A turn that is being answered shows as interrupted until it ends."""
         conversation = await asyncio.to_thread(require_conversation, services.history, user, session_id)
@@ -72,19 +72,20 @@ def create_router(services: Services) -> APIRouter:
             "turns": [TurnEntry.model_validate(turn, from_attributes=True) for turn in turns],
         }
 
-    @router.delete("/{session_id}", status_code=204)
-    async def delete_conversation(session_id: str) -> Response:
-        """Drops a conversation, after the turn that is being answered."""
-        await asyncio.to_thread(require_conversation, services.history, user, session_id)
-        await _exclusively(session_id, services.history.delete, user, session_id)
-        return Response(status_code=204)
-
-    @router.delete("/{session_id}/turns/{index}", status_code=204)
+    # Before the deletion of a whole conversation, whose name may hold slashes and would match this path as well.
+    @router.delete("/{session_id:path}/turns/{index}", status_code=204)
     async def drop_turns(session_id: str, index: int) -> Response:
         """Drops a turn and all later ones, so that the question can be asked again."""
         await asyncio.to_thread(require_conversation, services.history, user, session_id)
         if not await _exclusively(session_id, services.history.truncate, user, session_id, index):
             raise NotFoundError(f"conversation {session_id!r} has no turn {index}", field="index")
+        return Response(status_code=204)
+
+    @router.delete("/{session_id:path}", status_code=204)
+    async def delete_conversation(session_id: str) -> Response:
+        """Drops a conversation, after the turn that is being answered."""
+        await asyncio.to_thread(require_conversation, services.history, user, session_id)
+        await _exclusively(session_id, services.history.delete, user, session_id)
         return Response(status_code=204)
 
     async def _exclusively(session_id: str, change: Callable[..., T], *arguments: Any) -> T:

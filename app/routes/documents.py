@@ -95,7 +95,7 @@ def create_router(services: Services) -> APIRouter:
     @router.delete("/{document_id}", status_code=204)
     async def delete_document(document_id: str) -> Response:
         """Drops a document: it is found no more from now on."""
-        if not await asyncio.to_thread(services.knowledge_base.delete_document, document_id):
+        if not await asyncio.to_thread(services.knowledge_base.delete_document, document_id, DEFAULT_USER):
             raise NotFoundError(f"there is no document {document_id!r}; GET /api/v1/documents lists them")
         return Response(status_code=204)
 

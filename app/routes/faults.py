@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import RagstoneError
 from app.services import RETRY_AFTER_S
@@ -115,7 +116,32 @@ def install(app: FastAPI) -> None:
 
     for kind in (HTTPException, RequestValidationError, RagstoneError, EngineError, RetrievalError, TimeoutError):
         app.add_exception_handler(kind, handle)
-    app.add_exception_handler(Exception, handle)
+    app.add_middleware(LastResort)
+
+
+class LastResort:
+    """Answers what no handler foresaw.
+
+    FastAPI's handler of all exceptions raises them again, which makes the server print a trace and cut the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if started or scope["type"] != "http":
+                raise
+            await respond(error, scope["path"])(scope, receive, send)
 
 
 def _validation_fault(error: RequestValidationError) -> Fault:

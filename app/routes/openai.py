@@ -139,10 +139,11 @@ class _Completion:
                 if delta.index not in last:
                     yield self._chunk([self._choice(delta.index, {"role": "assistant", "content": ""}, None, None)])
                 last[delta.index] = delta
-                if not (delta.text or delta.finish_reason or delta.logprobs):
-                    continue  # characters are held back until they are whole
-                content = {"content": delta.text} if delta.text or delta.logprobs else {}
-                yield self._chunk([self._choice(delta.index, content, self._logprobs([delta]), delta.finish_reason)])
+                if delta.text or delta.logprobs:  # else characters are held back until they are whole
+                    content = {"content": delta.text}
+                    yield self._chunk([self._choice(delta.index, content, self._logprobs([delta]), None)])
+                if delta.finish_reason is not None:
+                    yield self._chunk([self._choice(delta.index, {}, None, delta.finish_reason)])
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             yield self._chunk([], usage=_usage(last))
         yield DONE
