@@ -25,7 +25,7 @@ import numpy.typing as npt
 from retrieval.catalog import Catalog
 from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import indexed_text
-from retrieval.errors import StoreDamagedError
+from retrieval.errors import StoreDamagedError, StoreError
 from retrieval.keyword_index import KeywordIndex
 from retrieval.vector_index import Ids, Mask, VectorIndex
 
@@ -33,6 +33,8 @@ from retrieval.vector_index import Ids, Mask, VectorIndex
 FORMAT = 1
 # While another process ingests without pause, at most this share of the time goes into new snapshots.
 _REFRESH_SHARE = 0.2
+# A search builds a new snapshot itself where the last one took no longer; else it is built beside the searches.
+_INLINE_S = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -72,19 +74,36 @@ class SnapshotKeeper:
         self._dimension = dimension
         self._building = threading.Lock()
         self._next_refresh = 0.0
+        self._build_s = 0.0
         self._saved_generation = -1
         self._snapshot = self._load()
         self.refresh()
 
     def current(self, reader: CatalogReader) -> Snapshot:
-        """The snapshot to search. Where the catalog has moved on, a new one is built first, if that is due."""
+        """The snapshot to search. Where the catalog has moved on, a new one is built, if that is due.
+
+        A small one is built at once and returned; a large one is built in a thread while the old one answers.
+        """
         snapshot = self._snapshot
         if snapshot.generation >= reader.generation() or time.monotonic() < self._next_refresh:
             return snapshot
         if not self._building.acquire(blocking=False):
             return snapshot  # somebody is at it; until then the old one answers
+        if self._build_s > _INLINE_S:
+            threading.Thread(target=self._advance_beside, name="snapshot", daemon=True).start()
+            return snapshot
         try:
             return self._advance(reader)
+        finally:
+            self._building.release()
+
+    def _advance_beside(self) -> None:
+        """Builds the next snapshot in a thread of its own, which takes over `_building` and releases it."""
+        try:
+            with self._catalog.reading() as reader:
+                self._advance(reader)
+        except StoreError as error:
+            _log.warning("no new snapshot, the old one answers: %s", error)
         finally:
             self._building.release()
 
@@ -123,7 +142,7 @@ class SnapshotKeeper:
             old.keywords.updated(kept_rows, texts),
         )
         assert np.array_equal(self._snapshot.chunk_ids, chunk_ids), "chunk ids only grow"
-        took = time.monotonic() - started
+        self._build_s = took = time.monotonic() - started
         self._next_refresh = time.monotonic() + took / _REFRESH_SHARE
         _log.info(
             "snapshot: generation=%d chunks=%d new=%d took_s=%.3f", generation, len(chunk_ids), len(new_ids), took

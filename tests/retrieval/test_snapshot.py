@@ -1,4 +1,5 @@
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,21 @@ def test_a_document_deleted_by_another_process_is_gone_although_no_snapshot_is_d
     with KnowledgeBase.open(knowledge_base.folder, WordEmbedder()) as other:
         other.delete_document(next(i.document_id for i in other.documents() if i.title == "a"))
     assert texts(knowledge_base) == ["A whale that stays."]
+
+
+def test_a_large_snapshot_is_built_beside_the_searches(
+    knowledge_base: KnowledgeBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(knowledge_base, tmp_path, "a.md", "A whale.")
+    with KnowledgeBase.open(knowledge_base.folder, WordEmbedder()) as other:
+        add(knowledge_base, tmp_path, "b.md", "Another whale.")
+        monkeypatch.setattr(snapshot_module, "_INLINE_S", -1.0)  # every snapshot counts as a large one
+        other.snapshots._next_refresh = 0.0
+        assert texts(other) == ["A whale."]  # the old one answers at once
+        deadline = time.monotonic() + 60
+        while len(texts(other)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sorted(texts(other)) == ["A whale.", "Another whale."]
 
 
 def test_another_process_sees_a_change_at_its_next_search(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
