@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +19,7 @@ from app.messages import Message
 
 if TYPE_CHECKING:  # the engine brings torch; a program that only names a model should not wait for it
     from app.settings import Settings
-    from engine import AsyncEngine, EngineConfig
+    from engine import AsyncEngine, EngineConfig, SamplingParams
     from engine.outputs import OutputDelta
 
 logger = logging.getLogger(__name__)
@@ -146,10 +146,8 @@ class InProcessEngineClient:
         request_id: str | None = None,
         tenant: str = "",
     ) -> "AsyncGenerator[OutputDelta, None]":
-        from engine import SamplingParams
-
         request_id = request_id or new_request_id()
-        sampling = SamplingParams.from_mapping(dict(params))
+        sampling = self._sampling(params)
         if sum(len(message["content"]) for message in messages) < INLINE_RENDER_CHARS:
             prompt = self.engine.render_chat(messages, tools=tools)
         else:
@@ -178,10 +176,8 @@ class InProcessEngineClient:
         request_id: str | None = None,
         tenant: str = "",
     ) -> "Generator[OutputDelta, None, None]":
-        from engine import SamplingParams
-
         request_id = request_id or new_request_id()
-        sampling = SamplingParams.from_mapping(dict(params))
+        sampling = self._sampling(params)
         prompt = self.engine.render_chat(messages, tools=tools)
         times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
         try:
@@ -211,6 +207,12 @@ class InProcessEngineClient:
         return self.engine.pin(
             self.engine.render_chat([{"role": "system", "content": text}], add_generation_prompt=False)
         )
+
+    def _sampling(self, params: Mapping[str, Any]) -> "SamplingParams":
+        from engine import SamplingParams
+
+        sampling = SamplingParams.from_mapping(dict(params))
+        return replace(sampling, stop=(*sampling.stop, *self.engine.chat_stop)) if self.engine.chat_stop else sampling
 
     def _end(self, times: RequestTimes) -> None:
         times.end()

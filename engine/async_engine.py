@@ -95,6 +95,11 @@ class AsyncEngine:
         """See `Engine.render_chat`."""
         return self.engine.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
+    @property
+    def chat_stop(self) -> tuple[str, ...]:
+        """Strings that must also end an answer to a rendered chat, for models without an end-of-turn token."""
+        return self.engine.chat_template.stop
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without BOS; what spells a control token stays text."""
         return self.engine.tokenizer.encode(text)

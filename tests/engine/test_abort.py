@@ -236,3 +236,8 @@ class TestAsyncEngine:
         for thread in threads:
             thread.join()
         assert seen == {"ragstone-engine"}
+
+
+def test_a_model_without_a_chat_template_ends_its_answers_at_the_next_role(tiny_folder: Path) -> None:
+    engine = AsyncEngine(EngineConfig(model=tiny_folder, dtype="float32", device="cpu", num_kv_blocks=16))
+    assert engine.chat_stop == ("\nuser:",)
