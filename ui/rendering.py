@@ -173,7 +173,9 @@ def uploads_html(results: Sequence[UploadResult], pending: Sequence[str] = ()) -
     if pending:
         now = f'<li class="pending"><b dir="auto">{text_html(pending[0])}</b> <span>being read …</span></li>'
         lines.insert(len(results), now)
-    return f'<ul class="uploads" aria-label="Upload results" role="status">{"".join(lines)}</ul>' if lines else ""
+    if not lines:
+        return ""
+    return f'<div role="status"><ul class="uploads" aria-label="Upload results">{"".join(lines)}</ul></div>'
 
 
 def _upload_line(result: UploadResult) -> str:

@@ -1,11 +1,13 @@
 """The chat page as a person uses it: by labels and texts, not by the structure of the page."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.async_api import BrowserContext, Locator, Page, expect
+from playwright.async_api import Error as PlaywrightError
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,14 @@ class ChatPage:
         await expect(self.page.get_by_role("button", name="Send", exact=True)).to_be_visible(timeout=PATIENCE_MS)
         await expect(self.answers.last).to_have_attribute("aria-busy", "false", timeout=PATIENCE_MS)
         return await self.answers.last.inner_text()
+
+    async def cut_short(self) -> str:
+        """Stop the answer if it is still being made; the text of the newest answer."""
+        if await self.stop.is_visible():
+            # It may end by itself at this very moment.
+            with suppress(PlaywrightError):
+                await self.stop.click(timeout=2_000)
+        return await self.answered()
 
     async def upload(self, *paths: Path) -> None:
         """Choose files in the document panel; does not wait for the result."""

@@ -107,7 +107,7 @@ def servers(
     port, ui_port = free_port(), free_port()
     api, ui = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ui_port}"
     command = ["app", "serve", "--port", str(port), "--ui-port", str(ui_port), "--data", str(folder / "data")]
-    environment = {"RAGSTONE_MAX_TOKENS": "64", "RAGSTONE_MAX_NUM_SEQS": "2"}
+    environment = {"RAGSTONE_MAX_TOKENS": "32", "RAGSTONE_MAX_NUM_SEQS": "2"}
     with running(command, folder / "serve.log", f"{api}/v1/health/ready", **environment):
         deadline = time.monotonic() + START_S
         while not answers(ui):

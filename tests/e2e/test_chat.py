@@ -57,8 +57,7 @@ async def test_example_question_is_asked_by_pressing_it(chat: ChatPage) -> None:
     await chat.press("What does TTFT measure?")
     await expect(chat.questions.last).to_contain_text("What does TTFT measure?")
     await expect(chat.sources.filter(has_text=TTFT_PAGE).first).to_be_visible(timeout=PATIENCE_MS)
-    await chat.stop.click()
-    await chat.answered()
+    await chat.cut_short()
 
 
 async def test_stopped_answer_keeps_its_part_and_retry_puts_another_in_its_place(
@@ -91,8 +90,7 @@ async def test_conversation_goes_on_after_a_reload_and_ends_with_a_new_one(chat:
     await expect(chat.answers.first).to_contain_text("(stopped)")
     await chat.ask("And static batching?")
     await expect(chat.questions).to_have_count(2)
-    await chat.stop.click()
-    await chat.answered()
+    await chat.cut_short()
     assert [question for question, _ in await turns_on_server(servers, chat)] == [
         "What is continuous batching?",
         "And static batching?",
@@ -115,7 +113,7 @@ async def test_uploaded_document_is_listed_and_answers_a_question(chat: ChatPage
     await chat.ask("How many steps has the lighthouse of Skerry?")
     source = chat.sources.filter(has_text="The lighthouse of Skerry").first
     await expect(source).to_contain_text("312 steps", timeout=PATIENCE_MS)
-    await chat.answered()
+    await chat.cut_short()
     chat.page.once("dialog", lambda dialog: asyncio.ensure_future(dialog.accept()))
     await chat.press("Remove The lighthouse of Skerry")
     await expect(chat.page.get_by_text("The lighthouse of Skerry has", exact=False).first).to_be_visible()
@@ -133,7 +131,7 @@ async def test_hostile_document_is_shown_as_text_and_runs_nothing(chat: ChatPage
     await expect(source).to_be_visible(timeout=PATIENCE_MS)
     await source.locator("summary").click()
     await expect(source.locator(".passage")).to_contain_text(HOSTILE)
-    await chat.answered()
+    await chat.cut_short()
     await chat.page.reload()
     await expect(chat.questions.first).to_contain_text(HOSTILE, timeout=PATIENCE_MS)
     await asyncio.sleep(0.5)
@@ -143,8 +141,7 @@ async def test_hostile_document_is_shown_as_text_and_runs_nothing(chat: ChatPage
 async def test_what_a_person_types_is_shown_letter_for_letter(chat: ChatPage) -> None:
     typed = "Is <test> $x$ **bold** `code` [a](b) <b>or</b> {brace} 日本語 😀 שלום?"
     await chat.ask(typed)
-    await chat.stop.click()
-    await chat.answered()
+    await chat.cut_short()
     assert await chat.questions.last.locator(".bubble").inner_text() == typed
 
 
@@ -153,7 +150,9 @@ async def test_two_browsers_at_once_do_not_see_each_other(browser: Browser, serv
     try:
         first, second = [await ChatPage.open(context, servers.ui) for context in contexts]
         await asyncio.gather(first.ask("What is speculative decoding?"), second.ask("What is SmoothQuant?"))
-        await asyncio.gather(first.answered(), second.answered())
+        for chat in (first, second):
+            await expect(chat.answers.last.locator(".text")).not_to_be_empty(timeout=PATIENCE_MS)
+        await asyncio.gather(first.cut_short(), second.cut_short())
         await asyncio.gather(first.page.reload(), second.page.reload())
         await expect(first.questions).to_have_count(1, timeout=PATIENCE_MS)
         await expect(second.questions).to_have_count(1, timeout=PATIENCE_MS)
@@ -167,8 +166,7 @@ async def test_two_browsers_at_once_do_not_see_each_other(browser: Browser, serv
 async def test_every_control_has_an_accessible_name(chat: ChatPage) -> None:
     await chat.ask("What does TTFT measure?")
     await expect(chat.sources.first).to_be_visible(timeout=PATIENCE_MS)
-    await chat.stop.click()
-    await chat.answered()
+    await chat.cut_short()
     session = await chat.page.context.new_cdp_session(chat.page)
     nodes = (await session.send("Accessibility.getFullAXTree"))["nodes"]
     roles = {"button", "textbox", "link", "checkbox", "combobox", "listbox", "slider", "tab", "DisclosureTriangle"}
