@@ -13,13 +13,15 @@ COPY pyproject.toml constraints-cpu.txt constraints-gpu.txt LICENSE README.md ./
 COPY deploy/install.py deploy/
 # The editable install looks at the packages' folders; what is in them comes below.
 RUN for package in app app/routes engine kernels retrieval ui; do mkdir -p $package && touch $package/__init__.py; done \
-    && python deploy/install.py
+    && python deploy/install.py \
+    && .venv/bin/python -m compileall -q -j 0 .venv/lib
 COPY app app
 COPY engine engine
 COPY kernels kernels
 COPY retrieval retrieval
 COPY ui ui
 COPY data data
+# The user that runs them cannot write beside them, so they are compiled here.
 RUN .venv/bin/python -m compileall -q app engine kernels retrieval ui
 
 FROM python:3.11-slim

@@ -7,6 +7,7 @@ the UI process has been started, so that both load at the same time.
 import collections
 import contextlib
 import ctypes
+import gc
 import http.client
 import json
 import logging
@@ -39,6 +40,7 @@ NOISY_LOGGERS = ("httpx", "httpx2", "httpcore", "sentence_transformers", "bm25s"
 
 READY = "ready"  # what /v1/health/ready says with 200
 
+PROGRESS_INTERVAL_S = 5.0
 UI_START_TIMEOUT_S = 60.0
 UI_STOP_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 10
@@ -67,6 +69,10 @@ def serve(settings: Settings) -> int:
         except StopRequested:
             logger.info("stopped")
             return 0
+        finally:
+            # The interpreter looks through every object once more before it ends, which takes seconds after torch has
+            # been imported; what is frozen it passes over.
+            gc.freeze()
 
 
 def configure_logging(settings: Settings) -> None:
@@ -95,6 +101,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 
 def _run_api(settings: Settings, listener: socket.socket, ui: "UIProcess | None") -> int:
     logger.info("starting the server")
+    gc.disable()  # until ready: collections find nothing in modules and weights, and take a sixth of the start
     import uvicorn
 
     from app.server import create_app
@@ -120,12 +127,18 @@ def _announce(settings: Settings, server: "uvicorn.Server", services: "Services"
 
     Runs beside the server, which must not wait for it.
     """
+    last_word = time.monotonic()
     while not (server.started and services.status()[0] == READY):
         if services.load_error is not None:
             server.should_exit = True
         if server.should_exit:
             return
+        if time.monotonic() > last_word + PROGRESS_INTERVAL_S:
+            logger.info("%s", services.status()[1])
+            last_word = time.monotonic()
         time.sleep(0.1)
+    gc.freeze()  # what is there now stays: no later collection, in the middle of an answer, needs to go through it
+    gc.enable()
     ui_answers = ui is not None and ui.wait_until_it_answers(UI_START_TIMEOUT_S)
     lines = ["", "Ragstone is ready."]
     if ui_answers:

@@ -192,19 +192,23 @@ def requirement_name(line: str) -> str:
 
 
 def pip(*arguments: str) -> None:
-    """Run pip; on a terminal show what it is at in one line, and elsewhere only its errors and warnings."""
-    command = [str(PYTHON), "-m", "pip", arguments[0], "--disable-pip-version-check", "--progress-bar", "off"]
-    if arguments[0] == "uninstall":
-        command = command[:-2]  # it has no bar to turn off
-    command += arguments[1:]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    """Run pip; on a terminal show what it is at in one line, and everything it said only where it failed."""
+    command = [str(PYTHON), "-m", "pip", *arguments, "--disable-pip-version-check"]
+    if arguments[0] == "install":
+        # Compiling every module of every package takes longer than all the rest of an install; those that are imported
+        # are compiled when they are imported first.
+        command += ["--progress-bar", "off", "--no-compile"]
+    lines = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
+            lines.append(line)
             if sys.stdout.isatty():
                 print(f"\r\033[K  {line.strip()[:76]}", end="", flush=True)
     if sys.stdout.isatty():
         print("\r\033[K", end="", flush=True)
     if process.returncode != 0:
+        sys.stderr.writelines(lines)
         raise subprocess.CalledProcessError(process.returncode, command)
 
 
