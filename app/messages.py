@@ -57,6 +57,15 @@ def content_text(content: Any, where: str = "content") -> str:
     return "".join(_block_text(block, f"{where}[{number}]") for number, block in enumerate(content))
 
 
+def holds_half_a_pair(value: Any) -> bool:
+    """Whether a text in JSON-like data holds half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def _block_text(block: Any, where: str) -> str:
     if isinstance(block, str):
         return block

@@ -5,10 +5,10 @@ Only shapes are checked here; ranges are the engine's (`SamplingParams`).
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.errors import RequestError
-from app.messages import Message, content_text, merge_neighbours
+from app.messages import Message, content_text, holds_half_a_pair, merge_neighbours
 
 # Fields that change nothing about the answer; clients send them to keep their own books.
 HARMLESS = frozenset(
@@ -98,6 +98,13 @@ class ChatCompletionRequest(BaseModel):
     ignore_eos: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, values: Any) -> Any:
+        if holds_half_a_pair(values):
+            raise ValueError("a text in the body holds half a surrogate pair, which is not a character")
+        return values
 
     def check_fields(self) -> None:
         """Raises UnsupportedParameterError for the first field that would have to be ignored."""
