@@ -43,7 +43,7 @@ CREATE TABLE turns (
     num_tokens INTEGER NOT NULL, interrupted INTEGER NOT NULL, messages TEXT, created_at TEXT NOT NULL,
     PRIMARY KEY (user, session_id, number),
     FOREIGN KEY (user, session_id) REFERENCES conversations (user, session_id) ON DELETE CASCADE
-) WITHOUT ROWID;
+);
 """
 
 

@@ -7,6 +7,7 @@ here and are refused with NotReadyError until it is there.
 import asyncio
 import hashlib
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ class Services:
         self.metrics = ServerMetrics()
         self.locks = TurnLocks()
         self.history: ConversationStore = SQLiteConversationStore(settings.history_path)
+        self.uploads = settings.data_dir / "uploads"
         self.load_error: Exception | None = None
         self.started_at = int(time.time())
         self._loading = "the server has just started"
@@ -126,6 +128,7 @@ class Services:
         logger.info("ready after %.1f s", time.monotonic() - started)
 
     def _load(self) -> None:
+        shutil.rmtree(self.uploads, ignore_errors=True)  # what a killed process has left there
         self._load_engine()
         self._load_knowledge_base()
         self._build_chains()
@@ -177,6 +180,8 @@ class Services:
             nonlocal done
             done += 1
             self._loading = f"taking in the sample handbook, {done} of {len(pages)} pages"
+            if done % 10 == 0:
+                logger.info("%s", self._loading)
             if result.status == "failed":
                 logger.warning("%s was not taken in: %s", result.path, result.reason)
 

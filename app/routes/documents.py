@@ -79,7 +79,7 @@ def create_router(services: Services) -> APIRouter:
         """Takes in files (.md, .txt, .html, .pdf). One bad file does not stop its neighbours: see each `status`."""
         services.require_ready()
         settings = services.settings
-        with upload_folder(settings.data_dir / "uploads") as folder:
+        with upload_folder(services.uploads) as folder:
             form = await read_form(request, folder, max_file_bytes=settings.max_upload_bytes)
             if not form.files:
                 raise RequestError("there is no file in the field `files`", field="files")

@@ -3,8 +3,10 @@
 A message says what is wrong and what to do; a stack trace goes to the log only, with an id that the client is told.
 """
 
+import errno
 import json
 import logging
+import sqlite3
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import RagstoneError
@@ -88,6 +91,8 @@ def describe(error: BaseException) -> Fault:
         return _validation_fault(error)
     if isinstance(error, HTTPException):
         return Fault(error.status_code, _http_code(error.status_code), str(error.detail))
+    if isinstance(error, ClientDisconnect):
+        return Fault(499, "client_disconnected", "the client went away before its request was complete")
     if isinstance(error, TimeoutError) and str(error):
         return Fault(504, "timeout", str(error))
     if isinstance(error, RagstoneError | EngineError | RetrievalError):
@@ -95,6 +100,10 @@ def describe(error: BaseException) -> Fault:
         if status == 500:
             logger.error("%s: %s", error.code, error, exc_info=error)
         return Fault(status, error.code, str(error), getattr(error, "field", None))
+    storage = _storage_fault(error)
+    if storage is not None:
+        logger.error("%s: %s", storage.code, error)
+        return storage
     incident = uuid.uuid4().hex[:12]
     logger.error("internal error %s", incident, exc_info=error)
     return Fault(500, "internal_error", f"internal error; the server's log has the details under {incident}")
@@ -142,6 +151,16 @@ class LastResort:
             if started or scope["type"] != "http":
                 raise
             await respond(error, scope["path"])(scope, receive, send)
+
+
+def _storage_fault(error: BaseException) -> Fault | None:
+    """A full disk, or a store that others keep busy; None for anything else."""
+    no_space = isinstance(error, OSError) and error.errno == errno.ENOSPC
+    if no_space or (isinstance(error, sqlite3.OperationalError) and "full" in str(error)):
+        return Fault(507, "store_full", "no space is left on the disk of the data folder: free some and try again")
+    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        return Fault(503, "store_busy", "another process keeps the conversations locked: try again")
+    return None
 
 
 def _validation_fault(error: RequestValidationError) -> Fault:

@@ -1,7 +1,9 @@
 """What clients are told when something goes wrong: the right status before the first byte, an event after it."""
 
+import errno
 import json
 import logging
+import sqlite3
 import threading
 
 import httpx
@@ -32,6 +34,19 @@ STREAMS = ("stream", "stream_log", "stream_events")
 )
 def test_every_foreseen_error_has_its_status_and_says_its_message(error, status, code, field):
     assert describe(error) == Fault(status, code, str(error), field)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), 507, "store_full"),
+        (sqlite3.OperationalError("database or disk is full"), 507, "store_full"),
+        (sqlite3.OperationalError("database is locked"), 503, "store_busy"),
+        (OSError(errno.EIO, "broken"), 500, "internal_error"),
+    ],
+)
+def test_a_full_disk_and_a_locked_store_are_told_as_such(error, status, code):
+    assert (describe(error).status, describe(error).code) == (status, code)
 
 
 def test_an_unforeseen_error_is_told_by_an_id_that_the_log_has(caplog):

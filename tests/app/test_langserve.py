@@ -9,6 +9,9 @@ import pytest
 from langchain_core.runnables.utils import AddableDict
 from langserve import RemoteRunnable
 
+from app.routes import sse
+from engine.errors import StepFailedError
+from tests.app.scripted import ScriptedEngineClient
 from tests.app.serving import RunningServer, events, question, scripted_app
 
 RUN_ROUTES = ("invoke", "batch", "stream", "stream_log", "stream_events")
@@ -329,8 +332,6 @@ def test_control_tokens_in_a_question_do_not_end_the_turn(server):
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r", "\n"])
 async def test_every_line_separator_survives_the_stream(tmp_path, separator):
-    from tests.app.scripted import ScriptedEngineClient
-
     text = f"a{separator}b"
     with RunningServer(scripted_app(tmp_path, ScriptedEngineClient([text, "é😀"]), found=[])) as server:
         server.wait_until_ready()
@@ -338,6 +339,36 @@ async def test_every_line_separator_survives_the_stream(tmp_path, separator):
         assert sum_of(list(chat.stream({"input": "q"}, config("s"))))["answer"] == f"{text}é😀"
         assert sum_of([chunk async for chunk in chat.astream({"input": "q"}, config("s"))])["answer"] == f"{text}é😀"
         assert chat.invoke({"input": "q"}, config("s"))["answer"] == f"{text}é😀"
+
+
+# ── slow streams ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_silent_stream_sends_comments_so_that_proxies_keep_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sse, "PING_S", 0.05)
+    engine = ScriptedEngineClient(["slow"], delay_s=0.4)
+    with RunningServer(scripted_app(tmp_path, engine, found=[])) as server:
+        server.wait_until_ready()
+        assert ": ping\r\n\r\n" in server.post("/chat/stream", question("hi", "ping")).text
+        assert sum_of(list(remote(server).stream({"input": "hi"}, config("ping"))))["answer"] == "slow"
+
+
+def test_an_error_that_comes_late_is_an_event_although_nothing_was_sent(tmp_path, monkeypatch):
+    monkeypatch.setattr(sse, "FIRST_EVENT_WAIT_S", 0.05)
+    engine = ScriptedEngineClient()
+    with RunningServer(scripted_app(tmp_path, engine, found=[])) as server:
+        server.wait_until_ready()
+        monkeypatch.setattr(engine, "stream_chat", slowly_failing)
+        response = server.post("/llm/stream", question("hi"))
+    assert response.status_code == 200
+    assert [name for name, _ in events(response.text)] == ["error"]
+    assert json.loads(events(response.text)[0][1])["message"] == "too late"
+
+
+async def slowly_failing(*arguments, **options):
+    await asyncio.sleep(0.4)
+    raise StepFailedError("too late")
+    yield
 
 
 # ── turns at the same time ───────────────────────────────────────────────────────────────────────────────────────────
