@@ -3,23 +3,25 @@
 Everything that this process writes is in its data folder; what it serves is `ui.app`.
 """
 
+import asyncio
 import logging
-import os
 import socket
 import sys
 import tempfile
 from pathlib import Path
 
 from ui.errors import UISettingsError
+from ui.gradio_import import import_gradio, prepare
 from ui.settings import UISettings
 
-SHUTDOWN_S = 2
+SHUTDOWN_S = 1
 
 
 def main() -> int:
     """Run until interrupted; the exit status. A setting that cannot be used is one sentence on stderr and status 2."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     try:
         settings = UISettings.from_environment()
         _prepare_data_dir(settings.data_dir)
@@ -27,9 +29,16 @@ def main() -> int:
     except UISettingsError as error:
         print(error, file=sys.stderr)
         return 2
-    _set_gradio_environment(settings.data_dir)
+    prepare(settings.data_dir)
+    import_gradio()
     _serve(settings, listener)
     return 0
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Leave out what every shutdown with an open tab reports: streams that stay open until they are cut, by design."""
+    is_cut = record.exc_info is not None and isinstance(record.exc_info[1], asyncio.CancelledError)
+    return not is_cut and not record.getMessage().startswith("Cancel ")
 
 
 def _prepare_data_dir(folder: Path) -> None:
@@ -56,27 +65,18 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-def _set_gradio_environment(data_dir: Path) -> None:
-    """Gradio reads these when it is imported: no telemetry, no version check, and all its files in our folder."""
-    for folder in ("tmp", "examples"):
-        (data_dir / folder).mkdir(exist_ok=True)
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    os.environ["GRADIO_TEMP_DIR"] = str(data_dir / "tmp")
-    os.environ["GRADIO_EXAMPLES_CACHE"] = str(data_dir / "examples")
-    os.environ["GRADIO_RUN_HISTORY"] = "False"
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    # Parts of an upload are spooled to the temporary folder before Gradio moves them to its own.
-    tempfile.tempdir = str(data_dir / "tmp")
-
-
 def _serve(settings: UISettings, listener: socket.socket) -> None:
     import uvicorn
 
     from ui.app import create_app
 
     config = uvicorn.Config(
-        create_app(settings), log_level="warning", timeout_graceful_shutdown=SHUTDOWN_S, lifespan="on"
+        create_app(settings),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        lifespan="on",
     )
     host, port = listener.getsockname()[:2]
     logging.getLogger("ui").info("chat UI on http://%s:%s", f"[{host}]" if ":" in host else host, port)
