@@ -16,6 +16,7 @@ import numpy.typing as npt
 from langchain_core.embeddings import Embeddings
 from tokenizers import Tokenizer
 
+from retrieval.bert_encoder import BertEncoder
 from retrieval.errors import EmbedderError, InvalidVectorError
 
 Vectors = npt.NDArray[np.float32]
@@ -44,6 +45,14 @@ class PassageEmbedder(Protocol):
     def embed_query(self, text: str) -> Vectors: ...
 
 
+class Encoder(Protocol):
+    """What runs a model: texts in, vectors [n, dimension] out, of any length."""
+
+    @property
+    def device(self) -> Any: ...
+    def encode(self, texts: Sequence[str], batch_size: int) -> Vectors: ...
+
+
 class Embedder:
     """A sentence-transformers model. Thread-safe. The weights are read at the first use, or by `load()`.
 
@@ -54,7 +63,7 @@ class Embedder:
         self._path = Path(model_path)
         self._device = device
         self._batch_size = batch_size
-        self._model: Any = None
+        self._model: Encoder | None = None
         self._lock = threading.Lock()
         config = self._read_json("config.json")
         window = self._read_json("sentence_bert_config.json", {}).get("max_seq_length")
@@ -116,14 +125,7 @@ class Embedder:
             return np.zeros((0, self._dimension), dtype=np.float32)
         cleaned = [encodable(text) for text in texts]
         with self._lock:
-            # encode() sorts by length itself, so that a batch holds texts of like length and little padding.
-            vectors = self._loaded().encode(
-                cleaned,
-                batch_size=self._batch_size,
-                convert_to_numpy=True,
-                normalize_embeddings=True,
-                show_progress_bar=False,
-            )
+            vectors = self._loaded().encode(cleaned, self._batch_size)
         return unit_vectors(vectors, self._dimension)
 
     def embed_query(self, text: str) -> Vectors:
@@ -135,30 +137,15 @@ class Embedder:
         """The same embedder as a LangChain `Embeddings`."""
         return LangChainView(self)
 
-    def _loaded(self) -> Any:
+    def _loaded(self) -> Encoder:
         if self._model is None:
-            # Seconds of imports: paid only by who embeds.
-            from sentence_transformers import SentenceTransformer
-            from transformers.utils import logging as progress
-
-            shows_progress = progress.is_progress_bar_enabled()
-            progress.disable_progress_bar()  # a bar for 100 ms of reading, in the middle of the log
             try:
-                model = SentenceTransformer(
-                    str(self._path),
-                    device=None if self._device == "auto" else self._device,
-                    local_files_only=True,
-                    model_kwargs={"dtype": "float32"},
-                )
-            except Exception as error:
+                model: Encoder | None = BertEncoder.read(self._path, window=self._window, device=self._device)
+            except Exception as error:  # broken weights or JSON: each library has its own kind
                 raise EmbedderError(f"cannot load the embedding model in {self._path}: {error}") from error
-            finally:
-                if shows_progress:
-                    progress.enable_progress_bar()
-            model.max_seq_length = self._window
-            self._model = model.eval()
+            self._model = model or _SentenceTransformerEncoder(self._path, window=self._window, device=self._device)
             _log.info(
-                "embedding model loaded: name=%s device=%s dimension=%d", self.name, model.device, self._dimension
+                "embedding model loaded: name=%s device=%s dimension=%d", self.name, self._model.device, self._dimension
             )
         return self._model
 
@@ -176,6 +163,47 @@ class Embedder:
                 f"{self._path} is not a sentence-transformers model: cannot read {name} ({error})"
             ) from error
         return content
+
+
+class _SentenceTransformerEncoder:
+    """Any sentence-transformers model, through the library."""
+
+    def __init__(self, folder: Path, *, window: int, device: str) -> None:
+        # Seconds of imports: paid only where a model needs it.
+        from sentence_transformers import SentenceTransformer
+        from transformers.utils import logging as progress
+
+        shows_progress = progress.is_progress_bar_enabled()
+        progress.disable_progress_bar()  # a bar for 100 ms of reading, in the middle of the log
+        try:
+            model = SentenceTransformer(
+                str(folder),
+                device=None if device == "auto" else device,
+                local_files_only=True,
+                model_kwargs={"dtype": "float32"},
+            )
+        except Exception as error:
+            raise EmbedderError(f"cannot load the embedding model in {folder}: {error}") from error
+        finally:
+            if shows_progress:
+                progress.enable_progress_bar()
+        model.max_seq_length = window
+        self._model = model.eval()
+
+    @property
+    def device(self) -> Any:
+        return self._model.device
+
+    def encode(self, texts: Sequence[str], batch_size: int) -> Vectors:
+        # The library sorts by length itself, so that a batch holds texts of like length and little padding.
+        vectors: Vectors = self._model.encode(
+            list(texts),
+            batch_size=batch_size,
+            convert_to_numpy=True,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        )
+        return vectors
 
 
 class LangChainEmbedder:

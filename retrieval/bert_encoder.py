@@ -1,0 +1,147 @@
+"""A plain BERT encoder with mean or first-token pooling, as MiniLM, BGE, E5 and GTE models are, in torch alone.
+
+sentence-transformers runs the same models; importing it takes ten seconds of a slow laptop's time, which every start
+would pay before its first answer. What this module does not recognise is left to it (`retrieval/embeddings.py`
+decides), and tests hold the two to the same vectors. Sources: Devlin et al., "BERT" (2019); Reimers & Gurevych,
+"Sentence-BERT" (2019).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_product_attention
+
+# What a folder may say for this module to take it; anything else is for sentence-transformers.
+_PLAIN = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+_MODULES = ("Transformer", "Pooling", "Normalize")
+
+
+class BertEncoder:
+    """Texts to pooled vectors. Not thread-safe by itself; `Embedder` holds a lock."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        *,
+        window: int,
+        pools_first_token: bool,
+        device: torch.device,
+    ) -> None:
+        self._tensors = {name.removeprefix("bert."): tensor.float().to(device) for name, tensor in tensors.items()}
+        self._num_layers = int(config["num_hidden_layers"])
+        self._num_heads = int(config["num_attention_heads"])
+        self._eps = float(config.get("layer_norm_eps", 1e-12))
+        self._tokenizer = tokenizer
+        self._tokenizer.enable_truncation(window)
+        self._pad_id = int(config.get("pad_token_id") or 0)
+        self._pools_first_token = pools_first_token
+        self._device = device
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @classmethod
+    def read(cls, folder: Path, *, window: int, device: str) -> Self | None:
+        """The encoder in a sentence-transformers folder, or None where it is not a plain BERT one."""
+        config, pooling = _read_json(folder / "config.json"), _read_json(folder / "1_Pooling" / "config.json")
+        prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
+        weights = folder / "model.safetensors"
+        plain = (
+            all(config.get(key, value) == value for key, value in _PLAIN.items())
+            and "model_type" in config
+            and _module_kinds(folder) in (_MODULES[:2], _MODULES)
+            and not any(prompts.values())
+            and weights.is_file()
+        )
+        modes = [mode for mode, on in pooling.items() if mode.startswith("pooling_mode_") and on is True]
+        if not plain or modes not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]):
+            return None
+        where = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device
+        return cls(
+            load_file(weights),
+            config,
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            window=window,
+            pools_first_token=modes == ["pooling_mode_cls_token"],
+            device=torch.device(where),
+        )
+
+    @torch.inference_mode()
+    def encode(self, texts: Sequence[str], batch_size: int) -> npt.NDArray[np.float32]:
+        """Pooled vectors [len(texts), hidden], not scaled. Texts beyond the window are cut to it."""
+        self._tokenizer.no_padding()
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
+        # Texts of like length stand together, so that a batch holds little padding.
+        order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
+        vectors: npt.NDArray[np.float32] | None = None
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            pooled = self._pooled([ids[index] for index in chosen]).cpu().numpy()
+            if vectors is None:
+                vectors = np.zeros((len(ids), pooled.shape[1]), dtype=np.float32)
+            vectors[chosen] = pooled
+        assert vectors is not None, "encode is called with at least one text"
+        return vectors
+
+    def _pooled(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        width = max(len(row) for row in ids)
+        padded = torch.tensor([[*row, *([self._pad_id] * (width - len(row)))] for row in ids], device=self._device)
+        lengths = torch.tensor([len(row) for row in ids], device=self._device)
+        real = torch.arange(width, device=self._device)[None] < lengths[:, None]
+        hidden = self._hidden(padded, None if bool(real.all()) else real[:, None, None, :])
+        if self._pools_first_token:
+            return hidden[:, 0]
+        return (hidden * real[..., None]).sum(1) / lengths[:, None]
+
+    def _hidden(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """ids: [texts, tokens]; mask: [texts, 1, 1, tokens] bool, keys to see; returns [texts, tokens, hidden]."""
+        weights = self._tensors
+        hidden = embedding(ids, weights["embeddings.word_embeddings.weight"])
+        hidden = hidden + weights["embeddings.position_embeddings.weight"][: ids.shape[1]]
+        hidden = self._norm(hidden + weights["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+        for layer in range(self._num_layers):
+            prefix = f"encoder.layer.{layer}."
+            q, k, v = (self._heads(hidden, f"{prefix}attention.self.{part}") for part in ("query", "key", "value"))
+            attended = scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+            attended = self._linear(attended, prefix + "attention.output.dense")
+            hidden = self._norm(attended + hidden, prefix + "attention.output.LayerNorm")
+            inner = gelu(self._linear(hidden, prefix + "intermediate.dense"))
+            hidden = self._norm(self._linear(inner, prefix + "output.dense") + hidden, prefix + "output.LayerNorm")
+        return hidden
+
+    def _heads(self, hidden: Tensor, name: str) -> Tensor:
+        texts, tokens, _ = hidden.shape
+        return self._linear(hidden, name).view(texts, tokens, self._num_heads, -1).transpose(1, 2)
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return linear(x, self._tensors[name + ".weight"], self._tensors[name + ".bias"])
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        weight = self._tensors[name + ".weight"]
+        return layer_norm(x, weight.shape, weight, self._tensors[name + ".bias"], self._eps)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}
+
+
+def _module_kinds(folder: Path) -> tuple[str, ...]:
+    path = folder / "modules.json"
+    if not path.is_file():
+        return ()
+    modules = json.loads(path.read_text(encoding="utf-8"))
+    return tuple(str(module["type"]).rsplit(".", 1)[-1] for module in sorted(modules, key=lambda each: each["idx"]))
