@@ -22,8 +22,8 @@ class EngineConfig:
         num_kv_blocks: blocks in the pool; None derives it from `kv_memory_bytes`.
         kv_memory_bytes: memory for keys and values; None takes a share of what is free.
         max_num_seqs: sequences that run at once.
-        max_num_batched_tokens: tokens computed in one step; longer prompts are chunked. A step cannot be interrupted, so
-            an abort waits for it: 256 tokens of a small model are about half a second of two CPU cores.
+        max_num_batched_tokens: tokens computed in one step; longer prompts are chunked. A step cannot be interrupted,
+            so an abort waits for it: 256 tokens of a small model are about half a second of two CPU cores.
         max_prefill_tokens_while_decoding: prompt tokens in a step in which another sequence decodes, so that a long
             prompt does not stall running answers; None is a quarter of `max_num_batched_tokens`.
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
