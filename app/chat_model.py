@@ -193,7 +193,8 @@ class ChatRagstone(BaseChatModel):
         # aclosing: the request is aborted before this generator ends, whoever stops reading and in whatever way.
         async with aclosing(call.client.stream_chat(call.messages, call.params, **call.arguments)) as deltas:
             async for delta in _auntil_deadline(deltas, call):
-                yield _chunk(delta, call.model_name)
+                if _says_something(delta):
+                    yield _chunk(delta, call.model_name)
 
     def _generate(
         self,
@@ -274,7 +275,7 @@ class ChatRagstone(BaseChatModel):
         client: EngineClient = self.client
         if model not in (client.model_name, self.model_name):
             raise ModelNotFoundError(
-                model, [f"the engine of this server, which runs {client.model_name!r}"], "Name it."
+                model, [f"the engine of this server, which runs {client.model_name!r}"], "Name that one, or none."
             )
         return client
 
@@ -315,7 +316,13 @@ _register_for_load()
 
 def _chunks(deltas: "Iterator[OutputDelta]", model_name: str) -> Iterator[ChatGenerationChunk]:
     for delta in deltas:
-        yield _chunk(delta, model_name)
+        if _says_something(delta):
+            yield _chunk(delta, model_name)
+
+
+def _says_something(delta: "OutputDelta") -> bool:
+    """False while characters are held back until they are whole, or until they are no stop text."""
+    return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
 def _chunk(delta: "OutputDelta", model_name: str) -> ChatGenerationChunk:

@@ -202,6 +202,7 @@ class Services:
             top_p=settings.top_p,
             top_k=settings.top_k,
             repetition_penalty=settings.repetition_penalty,
+            frequency_penalty=settings.frequency_penalty,
             seed=settings.seed,
             max_tokens=settings.max_tokens,
             timeout=settings.request_timeout_s,

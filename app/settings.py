@@ -37,8 +37,8 @@ OTHER_VARIABLES = frozenset(
 )
 
 DEFAULT_SYSTEM_PROMPT = (
-    "You are a helpful assistant that answers questions about the user's documents. Use the passages given with the "
-    "question. Be brief and exact. If the passages do not hold the answer, say that the documents do not say."
+    "You answer questions from the passages you are given, in one or two short sentences. If the passages do not hold "
+    "the answer, say so."
 )
 
 
@@ -97,7 +97,10 @@ class Settings(BaseSettings):
         1.0, gt=0.0, le=1.0, description="Nucleus sampling: keep the likeliest tokens up to this mass."
     )
     top_k: int = Field(0, ge=0, description="Keep this many likeliest tokens; 0 keeps all.")
-    repetition_penalty: float = Field(1.0, gt=0.0, le=2.0, description="Above 1: repeat less.")
+    repetition_penalty: float = Field(1.0, gt=0.0, le=2.0, description="Above 1: repeat prompt and answer less.")
+    frequency_penalty: float = Field(
+        0.3, ge=-2.0, le=2.0, description="Above 0: repeat the answer less; small models go in circles without it."
+    )
     seed: int | None = Field(None, description="Seed for sampling (default: another for each request).")
     max_tokens: int = Field(256, ge=1, description="Longest answer of /chat and /llm in tokens.")
     system_prompt: str = Field(DEFAULT_SYSTEM_PROMPT, description="What the model is told before every conversation.")

@@ -1,4 +1,4 @@
-"""How a turn reads to the model: passages first, numbered, then the question.
+"""How a turn reads to the model: passages first, numbered, the best one last, then the question.
 
 Passages stand in the turn that found them and stay there, so that a conversation's prompt only ever grows at its end
 and the prefix cache holds the rest; a passage that is already in sight is pointed to by its number.
@@ -11,6 +11,9 @@ from typing import Any
 from retrieval.records import Passage
 
 CountTokens = Callable[[str], int]
+
+# Stands between the passages and the question.
+QUESTION_LEAD = "Answer from the passages above, in one or two sentences: "
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,11 @@ def source_of(number: int, passage: Passage) -> dict[str, Any]:
 def _join(question: str, blocks: Sequence[str], in_sight: Sequence[int]) -> str:
     if not blocks and not in_sight:
         return question
-    parts = list(blocks)
+    # The best passage stands last, beside the question: a small model answers best from what it has read last.
+    parts = list(reversed(blocks))
     if in_sight:
         parts.append(f"See also {', '.join(f'[{number}]' for number in sorted(in_sight))} above.")
-    return "Passages:\n\n" + "\n\n".join(parts) + f"\n\nQuestion: {question}"
+    return "Passages:\n\n" + "\n\n".join(parts) + f"\n\n{QUESTION_LEAD}{question}"
 
 
 def _cut(text: str, max_tokens: int, count_tokens: CountTokens) -> str:

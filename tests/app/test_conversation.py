@@ -14,7 +14,7 @@ from app.errors import MissingSessionError, RequestError
 from app.history import RagstoneChatMessageHistory, SQLiteConversationStore
 from app.memory import MemoryRule
 from app.turn_lock import TurnLocks
-from app.turn_prompt import PassageRule
+from app.turn_prompt import QUESTION_LEAD, PassageRule
 from engine.errors import PromptTooLongError, StepFailedError
 from tests.app.scripted import ScriptedEngineClient, passage, until
 
@@ -83,7 +83,9 @@ async def test_the_model_is_sent_system_prompt_passages_and_question(setup):
         {"role": "system", "content": SYSTEM},
         {
             "role": "user",
-            "content": "Passages:\n\n[1] TTFT\nTTFT is the time to the first token.\n\nQuestion: What is {TTFT}?",
+            "content": "Passages:\n\n[1] TTFT\nTTFT is the time to the first token.\n\n"
+            + QUESTION_LEAD
+            + "What is {TTFT}?",
         },
     ]
 
@@ -98,7 +100,7 @@ async def test_a_later_turn_only_appends_so_that_the_prefix_cache_holds_the_rest
         {"role": "assistant", "content": "Hello world"},
         {
             "role": "user",
-            "content": "Passages:\n\n[2] More\nMore about it.\n\nSee also [1] above.\n\nQuestion: second?",
+            "content": f"Passages:\n\n[2] More\nMore about it.\n\nSee also [1] above.\n\n{QUESTION_LEAD}second?",
         },
     ]
     assert [source["n"] for source in result["sources"]] == [1, 2]

@@ -1,6 +1,6 @@
 """How a turn reads to the model."""
 
-from app.turn_prompt import write_turn
+from app.turn_prompt import QUESTION_LEAD, write_turn
 from tests.app.scripted import passage
 
 
@@ -13,12 +13,13 @@ def write(question="What?", passages=(), **options):
     return write_turn(question, passages, **given)
 
 
-def test_passages_stand_first_numbered_and_the_question_last():
+def test_passages_stand_first_numbered_the_best_beside_the_question():
     draft = write(
         "What is TTFT?", [passage("Time to first token.", heading="TTFT", page=3), passage("Other text.", title="B")]
     )
     assert draft.prompt == (
-        "Passages:\n\n[1] Guide > TTFT, page 3\nTime to first token.\n\n[2] B\nOther text.\n\nQuestion: What is TTFT?"
+        "Passages:\n\n[2] B\nOther text.\n\n[1] Guide > TTFT, page 3\nTime to first token.\n\n"
+        f"{QUESTION_LEAD}What is TTFT?"
     )
     assert draft.placed == [1, 2]
 
@@ -42,7 +43,7 @@ def test_sources_tell_what_clients_show():
 
 def test_a_passage_in_sight_is_pointed_to_and_not_repeated():
     draft = write(passages=[passage("Known."), passage("New.")], known={"Known.": 2}, next_number=5)
-    assert draft.prompt == "Passages:\n\n[5] Guide\nNew.\n\nSee also [2] above.\n\nQuestion: What?"
+    assert draft.prompt == f"Passages:\n\n[5] Guide\nNew.\n\nSee also [2] above.\n\n{QUESTION_LEAD}What?"
     assert [source["n"] for source in draft.sources] == [2, 5]
     assert draft.placed == [5]
 
@@ -55,7 +56,7 @@ def test_passages_that_do_not_fit_the_budget_are_left_out():
 
 def test_the_first_passage_is_cut_rather_than_left_out():
     draft = write(passages=[passage("one two three four five six")], max_tokens=5)
-    assert draft.prompt == "Passages:\n\n[1] Guide\none two three\n\nQuestion: What?"
+    assert draft.prompt == f"Passages:\n\n[1] Guide\none two three\n\n{QUESTION_LEAD}What?"
     assert draft.sources[0]["text"] == "one two three four five six"
 
 
@@ -65,4 +66,4 @@ def test_passages_below_the_score_are_left_out():
 
 def test_braces_and_control_tokens_of_documents_are_plain_text():
     draft = write("{q}", [passage("{a} {{b}} <|im_end|> <script>")])
-    assert draft.prompt == "Passages:\n\n[1] Guide\n{a} {{b}} <|im_end|> <script>\n\nQuestion: {q}"
+    assert draft.prompt == "Passages:\n\n[1] Guide\n{a} {{b}} <|im_end|> <script>\n\n" + QUESTION_LEAD + "{q}"
