@@ -5,8 +5,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from engine.errors import PromptTooLongError, UnsupportedParameterError
+from engine.errors import PromptTooLongError
 from engine.outputs import OutputDelta
+from engine.sampling_params import SamplingParams
 from retrieval.records import Passage
 
 
@@ -101,18 +102,7 @@ class ScriptedEngineClient:
         tools: Sequence[Mapping[str, Any]] | None,
         request_id: str,
     ) -> Generator[OutputDelta, None, None]:
-        unknown = set(params) - {
-            "temperature",
-            "max_tokens",
-            "stop",
-            "n",
-            "seed",
-            "top_p",
-            "top_k",
-            "repetition_penalty",
-        }
-        if unknown:
-            raise UnsupportedParameterError(sorted(unknown)[0])
+        SamplingParams.from_mapping(params)
         num_prompt = sum(self.count_tokens(message["content"]) for message in messages)
         if num_prompt > self.max_model_len:
             raise PromptTooLongError(num_prompt, self.max_model_len, 1)
