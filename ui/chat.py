@@ -100,15 +100,20 @@ class Chat:
         """Ask the last question again, in place of its turn; the frames of the new answer."""
         try:
             conversation = await self._conversation(session_id)
-            last = conversation.last
-            if last is None:
-                yield Frame()
-                return
-            yield Frame(is_busy=True)
-            await self._forget_last(conversation)
+        except UIError:
+            # The page's notice says what is wrong with the server.
+            yield Frame()
+            return
+        last = conversation.last
+        if last is None:
+            yield Frame()
+            return
+        yield Frame(is_busy=True)
+        try:
+            await self._forget_last(conversation, last)
         except UIError as error:
-            logger.info("retry failed: %s", error)
-            yield Frame(is_busy=False)
+            last.error = str(error)
+            yield Frame(live=turn_html(last), is_busy=False)
             return
         async with aclosing(self._answer(conversation, last.question)) as frames:
             async for frame in frames:
@@ -145,20 +150,18 @@ class Chat:
             self._conversations.popitem(last=False)
         return conversation
 
-    async def _forget_last(self, conversation: Conversation) -> None:
-        """Take the last turn out of the conversation, here and on the server."""
-        turn = conversation.turns.pop()
-        if not turn.is_accepted:
-            return
+    async def _forget_last(self, conversation: Conversation, turn: Turn) -> None:
+        """Take the last turn out of the conversation, on the server and then here."""
         deadline = time.monotonic() + RECORDED_WITHIN_S
-        while True:
+        while turn.is_accepted:
             kept = await self._client.turns(conversation.session_id)
             if kept and kept[-1].question.strip() == turn.question:
                 await self._client.drop_turns_from(conversation.session_id, len(kept) - 1)
-                return
+                break
             if turn.state is TurnState.DONE or time.monotonic() > deadline:
-                return
+                break
             await asyncio.sleep(0.1)
+        conversation.turns.remove(turn)
 
     async def _answer(self, conversation: Conversation, question: str) -> AsyncGenerator[Frame]:
         turn = Turn(question)

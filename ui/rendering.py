@@ -89,7 +89,7 @@ def _answer_body(turn: Turn, waited_s: float) -> str:
         )
     if turn.state is TurnState.STOPPED:
         parts.append('<p class="mark">(stopped)</p>')
-    if turn.state is TurnState.FAILED:
+    if turn.error:
         parts.append(f'<p class="error" role="alert">{text_html(turn.error)}</p>')
     if turn.state is TurnState.DONE and not turn.answer.strip():
         parts.append('<p class="mark">(the model gave an empty answer)</p>')

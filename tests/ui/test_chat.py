@@ -173,6 +173,22 @@ async def test_retry_of_a_refused_question_leaves_equal_earlier_turn_alone(chat:
     assert [turn["answer"] for turn in api.turns["s"]] == ["TTFT is the time to first token [1].", "again"]
 
 
+async def test_retry_before_a_server_that_is_gone_keeps_the_answer_and_says_why(chat: Chat, api: FakeApi) -> None:
+    await frames_of(chat.ask("q", "s"))
+    api.stop()
+    try:
+        page = page_of(await frames_of(chat.retry("s")))
+    finally:
+        api.start()
+    assert page.live is not None
+    assert "TTFT is the time to first token" in page.live
+    assert "cannot be reached" in page.live
+    assert page.is_busy is False
+    api.script = Script(pieces=["again"])
+    await frames_of(chat.retry("s"))
+    assert [turn["answer"] for turn in api.turns["s"]] == ["again"]
+
+
 async def test_retry_with_nothing_asked_does_nothing(chat: Chat, api: FakeApi) -> None:
     await frames_of(chat.retry("s"))
     assert api.asked == []
