@@ -270,11 +270,3 @@ def local_client(model: str) -> InProcessEngineClient:
             engine.start()
             _local_engines[path] = engine
     return InProcessEngineClient(engine, model_name=model)
-
-
-def shutdown_local_engines() -> None:
-    """Stops the engines that `local_client` has started; the next call starts new ones."""
-    with _local_lock:
-        for engine in _local_engines.values():
-            engine.shutdown()
-        _local_engines.clear()

@@ -48,7 +48,6 @@ SAMPLING = (
     "min_tokens",
     "n",
 )
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class StreamOptions(BaseModel):
