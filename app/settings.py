@@ -33,7 +33,7 @@ ALIASES = {"data": "data_dir"}
 # Variables with our prefix that are not settings: read by other processes or by the Makefile.
 OTHER_VARIABLES = frozenset(
     {"RAGSTONE_CONFIG", "RAGSTONE_API_URL", "RAGSTONE_UI_HOST", "RAGSTONE_UI_PORT", "RAGSTONE_UI_DATA"}
-    | {"RAGSTONE_TORCH_INDEX", "RAGSTONE_EXTRA", "RAGSTONE_PUBLISH"}
+    | {"RAGSTONE_TORCH_INDEX", "RAGSTONE_EXTRA", "RAGSTONE_PUBLISH", "RAGSTONE_API_KEY"}
 )
 
 DEFAULT_SYSTEM_PROMPT = (
@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     max_passage_tokens: int = Field(1024, ge=0, description="Most tokens that the passages of one question may take.")
     min_passage_score: float = Field(0.0, ge=0.0, le=1.0, description="Passages that score lower are left out.")
     embedding_batch_size: int = Field(32, ge=1, le=4096, description="Chunks embedded at a time.")
-    sample_kb: bool = Field(True, description="Put the sample handbook into an empty knowledge base at first start.")
+    sample_kb: bool = Field(True, description="Take the sample handbook in at start, once for each version of its pages.")
 
     # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────
     memory_kind: Literal["buffer", "window", "token_budget"] = Field(
