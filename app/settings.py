@@ -112,7 +112,7 @@ class Settings(BaseSettings):
     max_passage_tokens: int = Field(1024, ge=0, description="Most tokens that the passages of one question may take.")
     min_passage_score: float = Field(0.0, ge=0.0, le=1.0, description="Passages that score lower are left out.")
     embedding_batch_size: int = Field(32, ge=1, le=4096, description="Chunks embedded at a time.")
-    sample_kb: bool = Field(True, description="Take the sample handbook in at start, once for each version of its pages.")
+    sample_kb: bool = Field(True, description="Take the sample handbook in, once for each version of it.")
 
     # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────
     memory_kind: Literal["buffer", "window", "token_budget"] = Field(

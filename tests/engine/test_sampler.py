@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from engine import Engine, SamplingParams, errors
 from kernels.sampling import FAST_CANDIDATES, apply_penalties, gumbel_noise, keep_candidates, sample_row
@@ -28,7 +27,8 @@ def numpy_candidates(scaled: np.ndarray, top_k: int, top_p: float, min_p: float)
 
 
 @given(
-    values=hnp.arrays(np.float64, st.integers(2, 40), elements=st.floats(-8, 8), unique=True),
+    # Sixteenths, so that no two values are so close that rounding decides which of them reaches top_p.
+    values=st.lists(st.integers(-128, 128), min_size=2, max_size=40, unique=True).map(lambda v: np.array(v) / 16),
     top_k=st.sampled_from([0, 1, 2, 5, 50]),
     top_p=st.sampled_from([1.0, 0.95, 0.5, 0.1]),
     min_p=st.sampled_from([0.0, 0.02, 0.3]),
