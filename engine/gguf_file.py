@@ -1,8 +1,7 @@
 """Reading GGUF files: the header, and tensors dequantised one at a time through the `gguf` library.
 
-The header is read here and not by the library's reader, which builds an array object for each of a vocabulary's strings
-(14 s for 49,152 tokens and as many merges on a busy machine, 0.2 s here) and does not say what is wrong with a broken
-file.
+The header is read here and not by the library's reader, which makes an array object for each string of a vocabulary
+(seconds, for fifty thousand tokens and as many merges) and does not say what is wrong with a broken file.
 Format: the GGUF specification in the ggml project, versions 2 and 3, little-endian.
 """
 

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-# Rows up to which a product is bound by reading the weights, so that half the bytes win over slower arithmetic.
-# Measured on an AVX2 machine, all layers of SmolLM2-135M, one thread, ms at 1 / 2 / 4 / 8 rows: float32 65 / 110 / 134
-# / 160, bfloat16 44 / 58 / 120 / 211.
+# Up to this many rows a product takes as long as reading its weights, so that half the bytes win over slower arithmetic;
+# on CPUs with AVX2 only, float32 is ahead again from about four rows on.
 FEW_ROWS = 3
 
 
