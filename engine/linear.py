@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-# Up to this many rows a product takes as long as reading its weights, so that half the bytes win over slower arithmetic;
+# Up to this many rows a product takes as long as reading its weights, so that half the bytes win over slow arithmetic;
 # on CPUs with AVX2 only, float32 is ahead again from about four rows on.
 FEW_ROWS = 3
 
