@@ -20,7 +20,7 @@ from ui.rendering import conversation_html, sources_html, turn_html
 logger = logging.getLogger(__name__)
 
 # A handler learns that its tab is gone only when it yields, and the engine must be free within a second of that.
-HEARTBEAT_S = 0.25
+HEARTBEAT_S = 0.15
 # At most 15 repaints a second: smooth to the eye, and little work for browser and server.
 REPAINT_S = 1 / 15
 # A stopped turn is written down by the server a moment after the connection closes; a retry waits this long for it.

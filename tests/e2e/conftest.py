@@ -34,6 +34,7 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 START_S = 420.0
+UPDATES_SCREENSHOTS = os.environ.get("RAGSTONE_UPDATE_SCREENSHOTS") == "1"
 DESKTOP = {"width": 1280, "height": 860}
 
 
@@ -107,7 +108,8 @@ def servers(
     port, ui_port = free_port(), free_port()
     api, ui = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ui_port}"
     command = ["app", "serve", "--port", str(port), "--ui-port", str(ui_port), "--data", str(folder / "data")]
-    environment = {"RAGSTONE_MAX_TOKENS": "32", "RAGSTONE_MAX_NUM_SEQS": "2"}
+    max_tokens = "160" if UPDATES_SCREENSHOTS else "32"
+    environment = {"RAGSTONE_MAX_TOKENS": max_tokens, "RAGSTONE_MAX_NUM_SEQS": "2"}
     with running(command, folder / "serve.log", f"{api}/v1/health/ready", **environment):
         deadline = time.monotonic() + START_S
         while not answers(ui):
