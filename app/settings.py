@@ -102,7 +102,7 @@ class Settings(BaseSettings):
         0.3, ge=-2.0, le=2.0, description="Above 0: repeat the answer less; small models go in circles without it."
     )
     seed: int | None = Field(None, description="Seed for sampling (default: another for each request).")
-    max_tokens: int = Field(256, ge=1, description="Longest answer of /chat and /llm in tokens.")
+    max_tokens: int = Field(256, ge=1, description="Longest answer in tokens, where a request names none.")
     system_prompt: str = Field(DEFAULT_SYSTEM_PROMPT, description="What the model is told before every conversation.")
     condense_question: bool = Field(True, description="Make a follow-up question self-contained before searching.")
     request_timeout_s: float = Field(300.0, gt=0, description="Longest time that one answer may take.")

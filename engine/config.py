@@ -26,6 +26,8 @@ class EngineConfig:
             so an abort waits for it: 256 tokens of a small model are about half a second of two CPU cores.
         max_prefill_tokens_while_decoding: prompt tokens in a step in which another sequence decodes, so that a long
             prompt does not stall running answers; None is a quarter of `max_num_batched_tokens`.
+        default_max_tokens: longest answer to a request that names no `max_tokens`; None is what is left of the context,
+            which a small model that goes in circles will fill.
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
         check_integrity: verify the block pool after every step (tests); it is always verified when the engine goes
         idle.
@@ -41,6 +43,7 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
     max_prefill_tokens_while_decoding: int | None = None
+    default_max_tokens: int | None = None
     enable_prefix_caching: bool = True
     check_integrity: bool = False
 
@@ -48,7 +51,13 @@ class EngineConfig:
         for field in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, field) < 1:
                 raise InvalidParameterError(field, f"must be at least 1, got {getattr(self, field)}")
-        for field in ("max_model_len", "num_kv_blocks", "kv_memory_bytes", "max_prefill_tokens_while_decoding"):
+        for field in (
+            "max_model_len",
+            "num_kv_blocks",
+            "kv_memory_bytes",
+            "max_prefill_tokens_while_decoding",
+            "default_max_tokens",
+        ):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidParameterError(field, f"must be at least 1 (or None for the default), got {value}")

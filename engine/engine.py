@@ -356,4 +356,5 @@ class Engine:
         capacity = self.kv_cache.capacity
         if num_prompt_tokens + reserved > capacity:
             raise PromptTooLongError(num_prompt_tokens, capacity, reserved, limited_by="cache")
-        return params.max_tokens or min(self.max_model_len, capacity) - num_prompt_tokens
+        left = min(self.max_model_len, capacity) - num_prompt_tokens
+        return params.max_tokens or min(left, self.config.default_max_tokens or left)

@@ -294,3 +294,8 @@ def test_sampling_fields_reach_the_engine_under_its_names():
         "top_k": 3,
         "temperature": 0.0,
     }
+
+
+def test_without_max_tokens_the_servers_limit_holds(client):
+    reply = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Count to one hundred."}])
+    assert (reply.choices[0].finish_reason, reply.usage.completion_tokens) == ("length", 12)

@@ -104,6 +104,13 @@ def test_a_prompt_that_can_never_fit_the_pool_is_refused_at_once(tiny_engine: En
     assert len(tiny_engine.generate([5] * 56, PARAMS).token_ids) == 8
 
 
+def test_without_max_tokens_the_engines_default_holds_as_far_as_there_is_room(tiny_folder: Path) -> None:
+    engine = make_tiny_engine(tiny_folder, default_max_tokens=6)
+    params = SamplingParams(temperature=0, ignore_eos=True)
+    assert [len(engine.generate([5] * length, params).token_ids) for length in (10, 60)] == [6, 4]
+    assert len(engine.generate([5] * 10, SamplingParams(max_tokens=9, ignore_eos=True)).token_ids) == 9
+
+
 def test_without_max_tokens_the_answer_may_fill_the_context(tiny_engine: Engine) -> None:
     output = tiny_engine.generate([5] * 60, SamplingParams(temperature=0, ignore_eos=True))
     assert (len(output.token_ids), output.finish_reason) == (4, "length")
