@@ -243,8 +243,8 @@ async def test_closing_the_tab_frees_the_engine_within_a_second(
     context: BrowserContext, servers: Servers, phase: str
 ) -> None:
     num_others = 2 if phase == "queued" else 0
-    # Some thousand tokens of prompt, which take seconds to prefill on any CPU.
-    question = "token " * 3000 if phase == "prefilling" else "What is tensor parallelism?"
+    # More than a thousand tokens of prompt, which take seconds to prefill on a CPU.
+    question = "token " * 1200 if phase == "prefilling" else "What is tensor parallelism?"
 
     async with httpx.AsyncClient(base_url=servers.api, timeout=60, trust_env=False) as client:
 
