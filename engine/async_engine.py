@@ -171,6 +171,7 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request, from any thread; unknown or finished ids are harmless."""
+        self.engine.abandon(request_id)
         self._inbox.put(lambda: self._deliver(self.engine.abort(request_id)))
 
     def pin(self, token_ids: Sequence[int]) -> int:

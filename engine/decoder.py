@@ -5,12 +5,13 @@ One class for Llama, Mistral, SmolLM2, Qwen2 and Qwen3; `ModelConfig` tells them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from engine.errors import StepAbandonedError
 from engine.linear import Linear
 from engine.model_config import ModelConfig
 from kernels import PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul
@@ -109,15 +110,20 @@ class Decoder:
         attention: PagedAttention,
         pools: list[tuple[Tensor, Tensor]],
         rows: Tensor,
+        is_abandoned: Callable[[], bool] | None = None,
     ) -> Tensor:
         """Logits, [rows, vocab] float32, of the given rows after computing all tokens of the step.
 
         token_ids, positions, slots: [tokens] int64; pools: each layer's (keys, values),
         [num_blocks, kv_heads, block_size, head_dim], written at `slots`; rows: [rows] int64 indices into the tokens.
+
+        Raises StepAbandonedError as soon as `is_abandoned`, asked before each layer, says that nobody waits any more.
         """
         step = StepTensors(self.cos[positions], self.sin[positions], slots, attention)
         hidden, residual = embedding(token_ids, self.embeddings), None
         for layer, (k_pool, v_pool) in zip(self.layers, pools, strict=True):
+            if is_abandoned is not None and is_abandoned():
+                raise StepAbandonedError("every request of this step has been aborted")
             hidden, residual = layer(hidden, residual, step, k_pool, v_pool)
         assert residual is not None, "a decoder has at least one layer"
         final, _ = add_rms_norm(hidden[rows], residual[rows], self.norm, self.config.rms_norm_eps)

@@ -10,7 +10,7 @@ from typing import Any, overload
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer
-from engine.errors import EngineError, InvalidParameterError, PromptTooLongError, StepFailedError
+from engine.errors import EngineError, InvalidParameterError, PromptTooLongError, StepAbandonedError, StepFailedError
 from engine.kv_cache import KVCache
 from engine.model_runner import ModelRunner
 from engine.outputs import (
@@ -55,6 +55,7 @@ class Engine:
         )
         self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size)
         self._requests: dict[str, list[Request]] = {}
+        self._abandoned: set[str] = set()
         self._ids = itertools.count()
         self.num_steps = 0
         self.num_prompt_tokens = 0
@@ -190,12 +191,21 @@ class Engine:
     def abort(self, request_id: str) -> list[OutputDelta]:
         """End a request in whatever state it is; unknown or finished ids are harmless. Returns its last deltas."""
         deltas = []
+        self._abandoned.discard(request_id)
         for request in self._requests.pop(request_id, []):
             self.scheduler.finish(request)
             deltas.append(self._delta(request, "", (), None, FINISH_ABORT))
         if deltas and self.config.check_integrity:
             self.check_integrity()
         return deltas
+
+    def abandon(self, request_id: str) -> None:
+        """Say, from any thread, that `abort` is about to come: a step of abandoned requests only is broken off.
+
+        A step of a long prompt takes a large part of a second on a CPU, and an abort must not wait for it.
+        """
+        if request_id in self._requests:
+            self._abandoned.add(request_id)
 
     def step(self) -> list[OutputDelta]:
         """Schedule, compute, sample: every running request advances by some tokens. Returns what became known."""
@@ -204,8 +214,12 @@ class Engine:
             return self._unblock()
         self.num_steps += 1
         try:
-            complete, logits = self.runner.run(plan)
+            scheduled = {request.request_id for request in plan.requests}
+            complete, logits = self.runner.run(plan, lambda: scheduled <= self._abandoned)
             sampled = self.sampler.sample(complete, logits)
+        except StepAbandonedError:
+            # Nothing has been counted or published, so the requests stand as they stood until their abort takes them.
+            return []
         except Exception as error:
             log.exception("step failed: requests=%d", len(plan.requests))
             return self._fail(plan.requests, StepFailedError(f"the step that computed this request failed: {error}"))

@@ -73,6 +73,12 @@ class StepFailedError(EngineError):
     code = "step_failed"
 
 
+class StepAbandonedError(EngineError):
+    """Nobody waits any more for what the step at hand computes. Never leaves the engine."""
+
+    code = "step_abandoned"
+
+
 class EngineDeadError(EngineError):
     """The engine thread is not running: not started yet, or stopped."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,8 @@ class ModelRunner:
         return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> tuple[list[Request], Tensor]:
-        """Compute every token of the plan.
+    def run(self, plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], Tensor]:
+        """Compute every token of the plan; `is_abandoned` is `Decoder.forward`'s.
 
         Returns the requests whose newest token has now been computed, in plan order, and their logits [requests, vocab]
         float32: the distribution of each one's next token.
@@ -91,6 +92,7 @@ class ModelRunner:
             attention,
             self.pools,
             self._tensor(rows),
+            is_abandoned,
         )
         return complete, logits
 

@@ -135,6 +135,38 @@ def test_ids_outside_the_vocabulary_and_empty_prompts_are_refused(
     assert caught.value.field == field
 
 
+def test_a_step_whose_requests_are_all_abandoned_is_broken_off_between_layers(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_tiny_engine(tiny_folder, num_kv_blocks=64)
+    first, second = engine.runner.decoder.layers
+    computed: list[str] = []
+
+    def abandoning(*args: object) -> object:
+        computed.append("first")
+        engine.abandon("long")
+        return first(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(
+        engine.runner.decoder, "layers", [abandoning, lambda *a: computed.append("second") or second(*a)]
+    )
+    submit(engine, "long", 30)
+    assert engine.step() == []
+    assert computed == ["first"]
+    engine.abort("long")
+    assert_baseline(engine)
+    # With another request in the step it runs to its end, and an id that is not live is not remembered.
+    submit(engine, "long", 3)
+    submit(engine, "other", 3, start=50)
+    assert [delta.request_id for delta in engine.step()] == ["long", "other"]
+    assert computed == ["first", "first", "second"]
+    engine.abort("long")
+    engine.abandon("long")
+    while engine.has_work:
+        engine.step()
+    assert_baseline(engine)
+
+
 class TestAsyncEngine:
     @pytest.fixture
     def engine(self, tiny_folder: Path) -> Iterator[AsyncEngine]:
