@@ -51,10 +51,10 @@ def write_turn(
     """The turn's text and sources.
 
     Args:
-        known: text of each passage that earlier turns in sight hold -> its number there. next_number: number for the
-        next passage that is new to the conversation. max_tokens: most tokens that new passages may take; what does not
-        fit is left out, worst first. The first passage is
-            cut rather than left out.
+        known: text of each passage that earlier turns in sight hold -> its number there.
+        next_number: number for the next passage that is new to the conversation.
+        max_tokens: most tokens that new passages may take; what does not fit is left out, worst first. The first
+            passage is cut rather than left out.
     """
     draft = TurnDraft(prompt="")
     blocks: list[str] = []

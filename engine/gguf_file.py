@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,11 +73,6 @@ class GGUFFile:
     @property
     def tensor_names(self) -> list[str]:
         return list(self._infos)
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Each tensor's name and float32 values, in the shape [out, in] that torch uses."""
-        for name in self._infos:
-            yield name, self.tensor(name)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor as float32."""

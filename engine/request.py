@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import secrets
-import time
 from collections.abc import Sequence
 
 from engine.detokenizer import Detokenizer
@@ -61,8 +60,6 @@ class Request:
         self.num_published = 0
         self.status = RequestStatus.WAITING
         self.num_preemptions = 0
-        self.arrival_s = time.monotonic()
-        self.first_scheduled_s: float | None = None
 
     @property
     def key(self) -> tuple[str, int]:
