@@ -28,6 +28,10 @@ class EngineConfig:
             prompt does not stall running answers; None is a quarter of `max_num_batched_tokens`.
         default_max_tokens: longest answer to a request that names no `max_tokens`; None is what is left of the context,
             which a small model that goes in circles will fill.
+        speculation: where proposals for the next tokens come from: "ngram" (the text itself: answers that quote their
+            passages), or "off". Tokens are the same either way; proposals are made only where they are likely to pay.
+        num_draft_tokens: most proposals for one sequence in a step.
+        max_speculative_rows: tokens of a step, proposals included, up to which any are made.
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
         check_integrity: verify the block pool after every step (tests); it is always verified when the engine goes
         idle.
@@ -44,11 +48,20 @@ class EngineConfig:
     max_num_batched_tokens: int = 256
     max_prefill_tokens_while_decoding: int | None = None
     default_max_tokens: int | None = None
+    speculation: str = "ngram"
+    num_draft_tokens: int = 8
+    max_speculative_rows: int = 32
     enable_prefix_caching: bool = True
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
-        for field in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+        for field in (
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_draft_tokens",
+            "max_speculative_rows",
+        ):
             if getattr(self, field) < 1:
                 raise InvalidParameterError(field, f"must be at least 1, got {getattr(self, field)}")
         for field in (
@@ -61,6 +74,8 @@ class EngineConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidParameterError(field, f"must be at least 1 (or None for the default), got {value}")
+        if self.speculation not in ("ngram", "off"):
+            raise InvalidParameterError("speculation", f'must be "ngram" or "off", got {self.speculation!r}')
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameterError(
                 "dtype", f'must be "auto", "float32", "bfloat16" or "float16", got {self.dtype!r}'

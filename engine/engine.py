@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from engine.chat_template import ChatTemplate
@@ -25,9 +25,10 @@ from engine.outputs import (
     TokenLogprob,
 )
 from engine.request import Request
-from engine.sampler import Sampler
+from engine.sampler import Choice, Sampler
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepPlan
+from engine.speculation import NgramDrafter, Speculator
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ class Engine:
             self.kv_cache, config.max_num_seqs, config.max_num_batched_tokens, config.prefill_share
         )
         self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size)
+        self.speculator: Speculator | None = None
+        if config.speculation == "ngram":
+            self.speculator = Speculator(NgramDrafter(), config.num_draft_tokens, config.max_speculative_rows)
         self._requests: dict[str, list[Request]] = {}
         self._abandoned: set[str] = set()
         self._ids = itertools.count()
@@ -193,8 +197,8 @@ class Engine:
         deltas = []
         self._abandoned.discard(request_id)
         for request in self._requests.pop(request_id, []):
-            self.scheduler.finish(request)
-            deltas.append(self._delta(request, "", (), None, FINISH_ABORT))
+            self._release(request)
+            deltas.append(self._delta(request, "", (), (), FINISH_ABORT))
         if deltas and self.config.check_integrity:
             self.check_integrity()
         return deltas
@@ -208,26 +212,29 @@ class Engine:
             self._abandoned.add(request_id)
 
     def step(self) -> list[OutputDelta]:
-        """Schedule, compute, sample: every running request advances by some tokens. Returns what became known."""
+        """Schedule, draft, compute, sample: running requests advance by some tokens. Returns what became known."""
         plan = self.scheduler.schedule()
         if not plan:
             return self._unblock()
         self.num_steps += 1
         try:
             scheduled = {request.request_id for request in plan.requests}
+            if self.speculator is not None:
+                self.speculator.draft(plan, self.scheduler)
             complete, logits = self.runner.run(plan, lambda: scheduled <= self._abandoned)
-            sampled = self.sampler.sample(complete, logits)
+            choices = self.sampler.sample(complete, logits)
         except StepAbandonedError:
             # Nothing has been counted or published, so the requests stand as they stood until their abort takes them.
+            for request in plan.requests:
+                request.draft_token_ids = []
             return []
         except Exception as error:
             log.exception("step failed: requests=%d", len(plan.requests))
             return self._fail(plan.requests, StepFailedError(f"the step that computed this request failed: {error}"))
         self._count_computed(plan)
-        deltas = [
-            self._advance(request, token_id, logprob)
-            for request, (token_id, logprob) in zip(complete, sampled, strict=True)
-        ]
+        deltas = [self._advance(request, row) for request, row in zip(complete, choices, strict=True)]
+        if self.speculator is not None:
+            self.speculator.learn(plan)
         if self.config.check_integrity:
             self.check_integrity()
         return deltas
@@ -238,7 +245,7 @@ class Engine:
 
     def refusal(self, request: Request, error: EngineError) -> OutputDelta:
         """The only delta of a request that was never queued."""
-        return self._delta(request, "", (), None, FINISH_ERROR, error=error)
+        return self._delta(request, "", (), (), FINISH_ERROR, error=error)
 
     def check_integrity(self) -> None:
         """Assert that no block is lost, doubled or leaked (`KVCache.check_integrity`)."""
@@ -247,7 +254,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot; may be called from any thread."""
-        cache = self.kv_cache
+        cache, speculator = self.kv_cache, self.speculator
         return EngineStats(
             num_running=len(self.scheduler.running),
             num_waiting=len(self.scheduler.waiting),
@@ -260,25 +267,54 @@ class Engine:
             num_generated_tokens=self.num_generated_tokens,
             num_prefix_queries=cache.num_prefix_queries,
             num_prefix_hits=cache.num_prefix_hits,
+            num_drafts=speculator.num_drafts if speculator else 0,
+            num_draft_tokens=speculator.num_draft_tokens if speculator else 0,
+            num_accepted_tokens=speculator.num_accepted_tokens if speculator else 0,
+            num_accepted_by_position=tuple(speculator.num_accepted_by_position) if speculator else (),
         )
 
     def _count_computed(self, plan: StepPlan) -> None:
         for request, num_tokens in plan:
-            request.num_computed += num_tokens
+            # Drafts count once they are accepted; until then their blocks must not be found by anybody.
+            request.num_computed += num_tokens - len(request.draft_token_ids)
             request.check()
             self.kv_cache.publish(request)
 
-    def _advance(self, request: Request, token_id: int, logprob: TokenLogprob | None) -> OutputDelta:
+    def _advance(self, request: Request, choices: Iterator[Choice]) -> OutputDelta:
+        """Append tokens up to the first that is not the one drafted in its place, or that ends the answer."""
         if request.num_output_tokens == 0:
             self.num_prompt_tokens += request.num_prompt_tokens
-        request.token_ids.append(token_id)
-        self.num_generated_tokens += 1
-        reason, stopped_by, text = self._end_of(request, token_id)
+        drafts, request.draft_token_ids = request.draft_token_ids, []
+        token_ids: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        text = ""
+        reason, stopped_by = None, None
+        for (token_id, logprob), draft in itertools.zip_longest(choices, drafts):
+            request.append(token_id)
+            token_ids.append(token_id)
+            logprobs += () if logprob is None else (logprob,)
+            accepted = token_id == draft
+            request.num_computed += accepted
+            reason, stopped_by, certain = self._end_of(request, token_id)
+            text += certain
+            if reason is not None or not accepted:
+                break
+        self.num_generated_tokens += len(token_ids)
+        if drafts:
+            self._settle(request, len(drafts), request.num_computed - (request.num_tokens - len(token_ids)))
         if reason is not None:
             if request.pins_prefix:
                 self.kv_cache.pin(request)
             self._finish(request)
-        return self._delta(request, text, (token_id,), logprob, reason, stopped_by)
+        return self._delta(request, text, tuple(token_ids), tuple(logprobs), reason, stopped_by)
+
+    def _settle(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """After verification: publish what the accepted drafts filled, give back what only rejected ones needed."""
+        request.check()
+        self.kv_cache.publish(request)
+        self.kv_cache.trim(request)
+        assert self.speculator is not None, "only a speculator drafts"
+        self.speculator.count(request, num_drafts, num_accepted)
 
     def _end_of(self, request: Request, token_id: int) -> tuple[str | None, str | int | None, str]:
         """(finish reason, stop reason, text that is now certain) after the newest token, tested in vLLM's order."""
@@ -298,8 +334,13 @@ class Engine:
             return (FINISH_STOP, stopped, text) if stopped is not None else (FINISH_LENGTH, None, text)
         return None, None, text
 
-    def _finish(self, request: Request) -> None:
+    def _release(self, request: Request) -> None:
         self.scheduler.finish(request)
+        if self.speculator is not None:
+            self.speculator.forget(request)
+
+    def _finish(self, request: Request) -> None:
+        self._release(request)
         siblings = self._requests.get(request.request_id, [])
         if request in siblings:
             siblings.remove(request)
@@ -310,7 +351,7 @@ class Engine:
         deltas = []
         for request in list(requests):
             self._finish(request)
-            deltas.append(self._delta(request, "", (), None, FINISH_ERROR, error=error))
+            deltas.append(self._delta(request, "", (), (), FINISH_ERROR, error=error))
         return deltas
 
     def _unblock(self) -> list[OutputDelta]:
@@ -328,7 +369,7 @@ class Engine:
         request: Request,
         text: str,
         token_ids: tuple[int, ...],
-        logprob: TokenLogprob | None,
+        logprobs: tuple[TokenLogprob, ...],
         finish_reason: str | None,
         stop_reason: str | int | None = None,
         error: Exception | None = None,
@@ -338,7 +379,7 @@ class Engine:
             index=request.index,
             text=text,
             token_ids=token_ids,
-            logprobs=None if logprob is None else (logprob,),
+            logprobs=logprobs or None,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             num_prompt_tokens=request.num_prompt_tokens,

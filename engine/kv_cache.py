@@ -177,6 +177,11 @@ class KVCache:
             request.block_table.append(self.pool.allocate())
         return True
 
+    def trim(self, request: Request) -> None:
+        """Give back the blocks behind the request's tokens: those that only rejected drafts were written to."""
+        for _ in range(len(request.block_table) - self.blocks_for(request.num_tokens)):
+            self.pool.release(request.block_table.pop())
+
     def publish(self, request: Request) -> None:
         """Make the request's full, computed blocks findable. Called after the step that wrote them."""
         if not self.enable_prefix_caching:

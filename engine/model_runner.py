@@ -59,8 +59,9 @@ class ModelRunner:
     def run(self, plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], Tensor]:
         """Compute every token of the plan; `is_abandoned` is `Decoder.forward`'s.
 
-        Returns the requests whose newest token has now been computed, in plan order, and their logits [requests, vocab]
-        float32: the distribution of each one's next token.
+        Returns the requests whose newest token has now been computed, in plan order, and logits [rows, vocab] float32.
+        Each of them has 1 + len(draft_token_ids) consecutive rows: the distribution of its next token, then of the one
+        behind each draft.
         """
         token_ids: list[int] = []
         positions: list[int] = []
@@ -69,13 +70,13 @@ class ModelRunner:
         complete: list[Request] = []
         for request, num_tokens in plan:
             start, end = request.num_computed, request.num_computed + num_tokens
-            token_ids += request.token_ids[start:end]
+            token_ids += request.ids_between(start, end)
             positions += range(start, end)
             size, table = self.block_size, request.block_table
             slots += [table[position // size] * size + position % size for position in range(start, end)]
-            if end == request.num_tokens:
+            if end >= request.num_tokens:
                 complete.append(request)
-                rows.append(len(token_ids) - 1)
+                rows += range(len(token_ids) - (end - request.num_tokens) - 1, len(token_ids))
         batch = AttentionBatch(
             query_lens=[num_tokens for _, num_tokens in plan],
             context_lens=[request.num_computed + num_tokens for request, num_tokens in plan],

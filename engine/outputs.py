@@ -87,7 +87,11 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot of the engine: gauges, and counters since the start."""
+    """A snapshot of the engine: gauges, and counters since the start.
+
+    `num_drafts` counts verifications of one sequence's drafts, `num_draft_tokens` and `num_accepted_tokens` the tokens
+    in them, and `num_accepted_by_position` how often the first, second, … draft was accepted.
+    """
 
     num_running: int
     num_waiting: int
@@ -100,6 +104,10 @@ class EngineStats:
     num_generated_tokens: int
     num_prefix_queries: int
     num_prefix_hits: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
 
     @property
     def kv_usage(self) -> float:

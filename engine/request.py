@@ -5,9 +5,26 @@ from __future__ import annotations
 import enum
 import secrets
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from engine.detokenizer import Detokenizer
 from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TokenConstraint(Protocol):
+    """What restricts the tokens of one answer (a grammar). It follows the answer token by token.
+
+    The sampler asks for a mask only after `advance` was called for every token before that row, also along a draft.
+    """
+
+    def mask_row(self, row: Tensor, num_output_tokens: int) -> None:
+        """Set the logits [vocab] of the tokens that may not follow to -inf, in place."""
+
+    def advance(self, token_id: int) -> None:
+        """Take the token that was chosen."""
 
 
 class RequestStatus(enum.Enum):
@@ -19,12 +36,15 @@ class RequestStatus(enum.Enum):
 class Request:
     """One sequence: a prompt, and the answer as far as it has been generated.
 
-        tokens      [ prompt ............................ | answer ........ ]
+        tokens      [ prompt ............................ | answer ........ | drafts .. ]
         0 ── num_cached ── num_computed ───────────────────────────── num_tokens
 
     Tokens before `num_cached` came from the prefix cache, those before `num_computed` have keys and values in the
     pool, and a step is given some of the `num_tokens - num_computed` that are missing. There is no prefill phase and
     no decode phase.
+
+    `draft_token_ids` are proposals for the tokens that come next. They live from the plan of a step to its end, are
+    computed in it behind the missing tokens, and become tokens only as the sampler chooses the same.
     """
 
     def __init__(
@@ -50,6 +70,8 @@ class Request:
         # The answers of one request are different draws of one seed.
         self.seed = seed + index * 0x9E3779B97F4A7C15
         self.token_ids = list(prompt_token_ids)
+        self.draft_token_ids: list[int] = []
+        self.constraint: TokenConstraint | None = None
         self.num_prompt_tokens = len(self.token_ids)
         self.num_cached = 0
         # Tokens of the prompt served from the cache at the first admission; a preemption does not change it.
@@ -71,7 +93,7 @@ class Request:
 
     @property
     def num_missing(self) -> int:
-        """Tokens whose keys and values are not in the pool yet."""
+        """Tokens, drafts not counted, whose keys and values are not in the pool yet."""
         return self.num_tokens - self.num_computed
 
     @property
@@ -86,6 +108,17 @@ class Request:
     def is_decoding(self) -> bool:
         """Whether only the newest token is missing, so that the next step yields a token."""
         return self.num_missing == 1 and self.num_output_tokens > 0
+
+    def ids_between(self, start: int, end: int) -> list[int]:
+        """Token ids of the positions [start, end), which may reach into the drafts."""
+        ids = self.token_ids[start:end]
+        return ids + self.draft_token_ids[: end - self.num_tokens] if end > self.num_tokens else ids
+
+    def append(self, token_id: int) -> None:
+        """Take the token that was chosen after the newest one."""
+        self.token_ids.append(token_id)
+        if self.constraint is not None:
+            self.constraint.advance(token_id)
 
     def check(self) -> None:
         """Assert the invariant of the class docstring."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from engine.outputs import TokenLogprob
 from engine.request import Request
 from engine.tokenizer import Tokenizer
 from kernels.sampling import apply_penalties, sample_row
+
+# A token and, where asked for, its log-probability.
+Choice = tuple[int, TokenLogprob | None]
 
 
 class Sampler:
@@ -22,19 +25,40 @@ class Sampler:
         self._end_ids = tuple(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
 
     @torch.inference_mode()
-    def sample(self, requests: Sequence[Request], logits: Tensor) -> list[tuple[int, TokenLogprob | None]]:
-        """logits: [requests, vocab] float32; returns each request's token and, where asked for, its log-probability.
+    def sample(self, requests: Sequence[Request], logits: Tensor) -> list[Iterator[Choice]]:
+        """For each request, its choices in order: the next token, then the one behind each of its drafts.
 
-        Order of operations: min_tokens and logit_bias, penalties, temperature, min_p, top_k, top_p, draw.
+        logits: [rows, vocab] float32, 1 + len(draft_token_ids) consecutive rows a request (`ModelRunner.run`).
+
+        A choice is made when it is asked for, from the request as it then stands: the caller appends each token to the
+        request before it asks for the one behind it, and stops asking at the first that differs from its draft. So
+        penalties, min_tokens, noise and constraint advance along a draft exactly as they do without one.
+
+        Order of operations: logit_bias and min_tokens, penalties, constraint, temperature, min_p, top_k, top_p, draw.
         Log-probabilities are taken from the untouched logits.
         """
-        if all(r.params.is_greedy and not r.params.changes_logits and r.params.logprobs is None for r in requests):
-            return [(token_id, None) for token_id in logits.argmax(-1).tolist()]
-        return [self._sample_one(request, row) for request, row in zip(requests, logits, strict=True)]
+        plain = [_takes_best(request) for request in requests]
+        best: list[int] = logits.argmax(-1).tolist() if any(plain) else []
+        choices: list[Iterator[Choice]] = []
+        start = 0
+        for request, is_plain in zip(requests, plain, strict=True):
+            end = start + 1 + len(request.draft_token_ids)
+            if is_plain:
+                choices.append(iter([(token_id, None) for token_id in best[start:end]]))
+            else:
+                choices.append(self._choose(request, logits[start:end]))
+            start = end
+        return choices
 
-    def _sample_one(self, request: Request, raw: Tensor) -> tuple[int, TokenLogprob | None]:
+    @torch.inference_mode()
+    def _choose(self, request: Request, rows: Tensor) -> Iterator[Choice]:
+        for row in rows:
+            yield self._sample_one(request, row)
+
+    def _sample_one(self, request: Request, raw: Tensor) -> Choice:
         params = request.params
-        row = self._edit(request, raw.clone()) if params.changes_logits else raw
+        edited = params.changes_logits or request.constraint is not None
+        row = self._edit(request, raw.clone()) if edited else raw
         if params.is_greedy:
             token_id = int(row.argmax())
         else:
@@ -57,6 +81,8 @@ class Sampler:
             apply_penalties(
                 row, seen, output, params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             )
+        if request.constraint is not None:
+            request.constraint.mask_row(row, request.num_output_tokens)
         return row
 
     def _logprob(self, raw: Tensor, token_id: int, num_top: int) -> TokenLogprob:
@@ -71,3 +97,9 @@ class Sampler:
     def _describe(self, token_id: int, logprob: float) -> TokenLogprob:
         raw = self.tokenizer.token_bytes(token_id)
         return TokenLogprob(token_id, raw.decode("utf-8", errors="replace"), logprob, raw)
+
+
+def _takes_best(request: Request) -> bool:
+    """Whether the request takes the largest of the untouched logits and nothing else is asked about them."""
+    params = request.params
+    return params.is_greedy and not params.changes_logits and params.logprobs is None and request.constraint is None

@@ -7,7 +7,7 @@ budget so that *computed* catches up with *tokens*. The method is vLLM's (chunke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.kv_cache import KVCache
@@ -28,6 +28,11 @@ class StepPlan:
     def give(self, request: Request, num_tokens: int) -> None:
         self.requests.append(request)
         self.num_tokens[request.key] = num_tokens
+
+    def add_drafts(self, request: Request, draft_token_ids: Sequence[int]) -> None:
+        """Verify these proposals in the same step, behind the request's missing tokens."""
+        request.draft_token_ids = list(draft_token_ids)
+        self.num_tokens[request.key] += len(draft_token_ids)
 
     def take_back(self, request: Request) -> int:
         """Remove a request that was scheduled and then preempted; returns its tokens (0 if it had none)."""
@@ -96,6 +101,21 @@ class Scheduler:
         if not plan.preempted:
             self._admit(plan, budget, share)
         return plan
+
+    def reserve_drafts(self, plan: StepPlan, request: Request, wanted: int) -> int:
+        """Make room for up to `wanted` drafts of a planned request that decodes; returns for how many there is room.
+
+        Drafts take what everything else in the step has left, of the token budget and of the free blocks, so nobody is
+        preempted or kept waiting for them. One token of the answer stays to be chosen behind the last draft, which
+        keeps the drafts inside max_tokens and so inside the context.
+        """
+        if not request.is_decoding:
+            return 0
+        budget = self.max_num_batched_tokens - sum(plan.num_tokens.values())
+        room = max(0, min(wanted, budget, request.max_tokens - request.num_output_tokens - 1))
+        while room and not self.kv_cache.grow(request, request.num_tokens + room):
+            room -= 1
+        return room
 
     def _admit(self, plan: StepPlan, budget: int, share: int) -> None:
         while self.waiting and len(self.running) < self.max_num_seqs and min(budget, share) > 0:
