@@ -31,6 +31,9 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
     ("prompt_tokens", "Prompt tokens computed.", lambda stats: stats.num_prompt_tokens),
     ("generation_tokens", "Tokens generated.", lambda stats: stats.num_generated_tokens),
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda stats: stats.num_prefix_queries),
+    ("spec_decode_num_drafts", "Verifications of a request's drafts.", lambda stats: stats.num_drafts),
+    ("spec_decode_num_draft_tokens", "Tokens drafted.", lambda stats: stats.num_draft_tokens),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", lambda stats: stats.num_accepted_tokens),
     ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda stats: stats.num_prefix_hits),
 )
 
@@ -114,3 +117,11 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"ragstone:{name}", text, labels=["model_name"])
             counter.add_metric([model], value(stats))
             yield counter
+        by_position = CounterMetricFamily(
+            "ragstone:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens accepted, by their position in the draft.",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(stats.num_accepted_by_position):
+            by_position.add_metric([model, str(position)], count)
+        yield by_position

@@ -1,16 +1,19 @@
 """Speculation changes no token: whatever is drafted, at every border, with every sampling field."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import Engine, SamplingParams
 from engine.outputs import Completion
 from engine.request import Request
+from engine.scheduler import StepPlan
 from engine.speculation import LONGEST_MATCH, NgramIndex, Speculator, continuation
 from tests.engine.conftest import make_tiny_engine
 
@@ -113,6 +116,89 @@ def test_drafts_cross_block_borders(tiny_folder: Path, prompt_length: int) -> No
 def test_max_tokens_inside_a_draft(tiny_folder: Path, max_tokens: int) -> None:
     params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
     assert_speculation_changes_nothing(tiny_folder, [PROMPT], params, 5, 0)
+
+
+class Machine:
+    """A clock that only computing moves: a step of r rows takes `seconds(r)`."""
+
+    def __init__(self, engine: Engine, seconds: Callable[[int], float]) -> None:
+        self.now = 0.0
+        run_step = engine.runner.run
+
+        def run(plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], torch.Tensor]:
+            self.now += seconds(sum(num_tokens for _, num_tokens in plan))
+            return run_step(plan, is_abandoned)
+
+        engine.runner.run = run  # type: ignore[method-assign]
+
+    def clock(self) -> float:
+        return self.now
+
+
+def time_answers(folder: Path, seconds: Callable[[int], float], wrong_every: int | None) -> tuple[float, Engine]:
+    """Seconds that a machine takes for two answers of 150 tokens, one after the other; None drafts nothing."""
+    answers = plain_answers(folder)
+    engine = make_tiny_engine(folder, speculation="off", num_kv_blocks=80)
+    machine = Machine(engine, seconds)
+    if wrong_every is not None:
+        engine.speculator = Speculator(Oracle(answers, wrong_every), 8, max_rows=32, clock=machine.clock)
+    for index in range(2):
+        request = engine.make_requests(PROMPT[index:], LONG_GREEDY, request_id=f"r{index}")
+        engine.add(request)
+        while engine.has_work:
+            engine.step()
+    return machine.now, engine
+
+
+LONG_GREEDY = SamplingParams(max_tokens=150, temperature=0, ignore_eos=True)
+
+
+@cache
+def plain_answers(folder: Path) -> dict[tuple[str, int], list[int]]:
+    engine = make_tiny_engine(folder, speculation="off", num_kv_blocks=80)
+    return {(f"r{i}", 0): engine.generate(PROMPT[i:], LONG_GREEDY).token_ids for i in range(2)}
+
+
+def test_good_drafts_are_long_where_rows_are_free(tiny_folder: Path) -> None:
+    plain, _ = time_answers(tiny_folder, lambda rows: 1.0, None)
+    drafted, engine = time_answers(tiny_folder, lambda rows: 1.0, 0)
+    assert drafted < plain / 4
+    assert engine.speculator is not None
+    assert engine.speculator.num_draft_tokens / engine.speculator.num_drafts > 6
+
+
+@pytest.mark.parametrize("wrong_every", [0, 1, 3])
+@pytest.mark.parametrize("row_cost", [0.0, 0.1, 1.0])
+def test_drafting_never_costs_more_than_a_few_per_cent(tiny_folder: Path, row_cost: float, wrong_every: int) -> None:
+    def seconds(rows: int) -> float:
+        return 1.0 + row_cost * (rows - 1)
+
+    plain, _ = time_answers(tiny_folder, seconds, None)
+    drafted, _ = time_answers(tiny_folder, seconds, wrong_every)
+    assert drafted < plain * 1.06
+
+
+def test_a_request_whose_drafts_fail_stops_drafting_and_tries_again_rarely(tiny_folder: Path) -> None:
+    _, engine = time_answers(tiny_folder, lambda rows: 1.0, 1)
+    # Each of two answers of 150 tokens may find out for itself, and try once more.
+    assert 0 < engine.stats().num_drafts < 24
+
+
+def test_nothing_is_drafted_in_steps_of_many_rows(tiny_folder: Path) -> None:
+    engine = make_tiny_engine(tiny_folder, speculation="off", num_kv_blocks=80)
+    speculate(engine, Oracle({}), 4)
+    assert engine.speculator is not None
+    engine.speculator.max_rows = 3
+    run_step, sizes = engine.runner.run, []
+
+    def checked(plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], torch.Tensor]:
+        if any(request.draft_token_ids for request in plan.requests):
+            sizes.append(sum(num_tokens for _, num_tokens in plan))
+        return run_step(plan, is_abandoned)
+
+    engine.runner.run = checked  # type: ignore[method-assign]
+    run(engine, [PROMPT, PROMPT[1:], PROMPT[2:]], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+    assert max(sizes) == 3
 
 
 @given(
