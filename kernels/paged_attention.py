@@ -132,12 +132,18 @@ def reference(
 
 
 class PagedAttention:
-    """Attention for one step: masks are built once and used by every layer."""
+    """Attention for one step: masks are built once and used by every layer.
 
-    def __init__(self, batch: AttentionBatch, num_heads: int, num_kv_heads: int, scale: float) -> None:
+    With `deterministic`, a row's result depends on its own query and keys only, to the bit: each row is computed alone.
+    """
+
+    def __init__(
+        self, batch: AttentionBatch, num_heads: int, num_kv_heads: int, scale: float, *, deterministic: bool = False
+    ) -> None:
         self.batch = batch
         self.groups = num_heads // num_kv_heads
         self.scale = scale
+        self.deterministic = deterministic
         self._chunk_masks: dict[tuple[int, int | None], Tensor] = {}
         self._decode_masks: dict[int | None, Tensor | None] = {}
 
@@ -146,6 +152,8 @@ class PagedAttention:
 
         `window` is the layer's sliding window in tokens, None for full attention. Returns [tokens, heads, head_dim].
         """
+        if self.deterministic:
+            return self._attend_each_row(q, k_pool, v_pool, window)
         decode = self.batch.decode
         if decode is not None and decode.rows is None:
             return self._attend_decode(q, k_pool, v_pool, decode, window)
@@ -169,6 +177,22 @@ class PagedAttention:
         out = scaled_dot_product_attention(grouped, k[None], v[None], attn_mask=mask, scale=self.scale)
         out = out.view(kv_heads, self.groups, chunk.query_len, head_dim).permute(2, 0, 1, 3)
         return out.reshape(q.shape)
+
+    def _attend_each_row(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, window: int | None) -> Tensor:
+        batch, rows, row = self.batch, [], 0
+        kv_heads, head_dim = k_pool.shape[1], k_pool.shape[3]
+        for query_len, context_len, table in zip(batch.query_lens, batch.context_lens, batch.block_tables, strict=True):
+            blocks = torch.tensor(table[: -(-context_len // batch.block_size)], device=q.device)
+            keys, values = _gather(k_pool, blocks, context_len), _gather(v_pool, blocks, context_len)
+            for end in range(context_len - query_len + 1, context_len + 1):
+                start = 0 if window is None else max(0, end - window)
+                # Copies: the layout of the operands must not depend on how long the sequence is by now either.
+                k, v = keys[:, start:end].contiguous(), values[:, start:end].contiguous()
+                grouped = q[row].reshape(kv_heads, self.groups, head_dim).clone()
+                weights = (torch.matmul(grouped, k.transpose(-1, -2)).float() * self.scale).softmax(-1)
+                rows.append(torch.matmul(weights.to(v.dtype), v).view(1, *q.shape[1:]))
+                row += 1
+        return torch.cat(rows)
 
     def _attend_decode(
         self, q: Tensor, k_pool: Tensor, v_pool: Tensor, rows: _DecodeRows, window: int | None

@@ -65,7 +65,8 @@ def run(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> lis
     while engine.has_work:
         for delta in engine.step():
             assert delta.error is None
-            answers[delta.request_id, delta.index].add(delta)
+            if (delta.request_id, delta.index) in answers:
+                answers[delta.request_id, delta.index].add(delta)
     return [answers[r.key] for group in requests for r in group]
 
 
@@ -116,6 +117,71 @@ def test_drafts_cross_block_borders(tiny_folder: Path, prompt_length: int) -> No
 def test_max_tokens_inside_a_draft(tiny_folder: Path, max_tokens: int) -> None:
     params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
     assert_speculation_changes_nothing(tiny_folder, [PROMPT], params, 5, 0)
+
+
+@pytest.mark.parametrize("position", range(1, 9))
+def test_an_end_token_inside_a_draft_ends_the_answer(tiny_folder: Path, position: int) -> None:
+    free = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    (answer,) = run(make_tiny_engine(tiny_folder, speculation="off"), [PROMPT], free)
+    params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, stop_token_ids=[answer.token_ids[position]])
+    engine = make_tiny_engine(tiny_folder, speculation="off")
+    speculate(engine, Oracle({("r0", 0): answer.token_ids}), 7)
+    (drafted,) = run(engine, [PROMPT], params)
+    end = answer.token_ids.index(answer.token_ids[position]) + 1
+    assert drafted.token_ids == answer.token_ids[:end]
+    assert (drafted.finish_reason, drafted.stop_reason) == ("stop", answer.token_ids[position])
+
+
+def test_accepted_blocks_of_an_answer_are_found_by_the_next_turn(tiny_folder: Path) -> None:
+    params = SamplingParams(max_tokens=15, temperature=0, ignore_eos=True)
+    (answer,) = run(make_tiny_engine(tiny_folder, speculation="off"), [PROMPT], params)
+    engine = make_tiny_engine(tiny_folder, speculation="off")
+    speculate(engine, Oracle({("r0", 0): answer.token_ids}, wrong_every=4), 6)
+    run(engine, [PROMPT], params)
+    follow_up = engine.generate([*PROMPT, *answer.token_ids, 9], params)
+    # All but the answer's last token have been computed: 24 of 25, in whole blocks of 4.
+    assert follow_up.num_cached_tokens == 24
+    cold = make_tiny_engine(tiny_folder, speculation="off", enable_prefix_caching=False)
+    assert follow_up.token_ids == cold.generate([*PROMPT, *answer.token_ids, 9], params).token_ids
+
+
+@pytest.mark.parametrize("steps", range(1, 8))
+def test_abort_while_drafting_gives_all_blocks_back(tiny_folder: Path, steps: int) -> None:
+    engine = make_tiny_engine(tiny_folder, speculation="off")
+    oracle = Oracle({})
+    speculate(engine, oracle, 3)
+    for i in range(3):
+        engine.add(engine.make_requests(PROMPT[i:], SamplingParams(max_tokens=20, ignore_eos=True), request_id=f"r{i}"))
+    for _ in range(steps):
+        engine.step()
+    for i in range(3):
+        engine.abort(f"r{i}")
+    assert engine.kv_cache.pool.num_free == engine.kv_cache.pool.num_blocks
+    assert len(oracle.forgotten) == 3
+
+
+def test_an_abandoned_step_leaves_no_drafts(tiny_folder: Path) -> None:
+    engine = make_tiny_engine(tiny_folder, speculation="off")
+    speculate(engine, Oracle({}), 3)
+    (request,) = engine.make_requests(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True), request_id="r0")
+    engine.add([request])
+    for _ in range(3):
+        engine.step()
+    tokens = list(request.token_ids)
+    engine.abandon("r0")
+    assert engine.step() == []
+    assert (request.token_ids, request.draft_token_ids) == (tokens, [])
+    engine.abort("r0")
+    assert engine.kv_cache.pool.num_free == engine.kv_cache.pool.num_blocks
+
+
+def test_drafts_are_dropped_before_anybody_is_preempted(tiny_folder: Path) -> None:
+    prompts = [list(range(20 + i, 29 + i)) for i in range(4)]
+    params = SamplingParams(max_tokens=7, temperature=0, ignore_eos=True)
+    # Four sequences of 16 tokens fill the pool of 16 blocks of 4 exactly.
+    engine = assert_speculation_changes_nothing(tiny_folder, prompts, params, 6, 2)
+    assert engine.stats().num_preemptions == 0
+    assert engine.stats().num_draft_tokens > 0
 
 
 class Machine:
