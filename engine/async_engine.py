@@ -22,6 +22,7 @@ from engine.errors import EngineDeadError, EngineError
 from engine.outputs import Completion, EngineStats, OutputDelta, RequestOutput
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.tool_format import Syntax
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,11 @@ class AsyncEngine:
         """Strings that must also end an answer to a rendered chat, for models without an end-of-turn token."""
         return self.engine.chat_template.stop
 
+    @property
+    def tool_syntax(self) -> Syntax:
+        """How this model is expected to write tool calls."""
+        return self.engine.chat_template.tool_syntax or "hermes"
+
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without BOS; what spells a control token stays text."""
         return self.engine.tokenizer.encode(text)
@@ -125,6 +131,9 @@ class AsyncEngine:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(arrived.put_nowait, deltas)
 
+        if params.constraint_field is not None:
+            # May take a second, so not on the event loop; it is kept, and `make_requests` finds it.
+            await asyncio.to_thread(self.engine.grammars.compile, params)
         submitted = self._submit(prompt, params, sink, request_id=request_id, tenant=tenant)
         unfinished = params.n
         try:

@@ -24,6 +24,7 @@ from typing import Any
 from engine.errors import ChatTemplateError, InvalidParameterError
 from engine.template_sandbox import SandboxedTemplate, TemplateLimitError, TemplateRefusal
 from engine.tokenizer import Tokenizer
+from engine.tool_format import Syntax, native_syntax
 
 Message = dict[str, Any]
 
@@ -60,6 +61,7 @@ class ChatTemplate:
     Attributes:
         stop: texts that end an answer in this format beside the end tokens (only the plain format needs one).
         supports_tools: whether the template writes tool definitions into the prompt.
+        tool_syntax: how it teaches the model to write tool calls; None where it does not, or in no way known here.
 
     Raises:
         ChatTemplateError: the source is no valid Jinja.
@@ -75,6 +77,7 @@ class ChatTemplate:
         self.source = source
         self._template = SandboxedTemplate(source)
         self.supports_tools = "tools" in self._template.variables
+        self.tool_syntax: Syntax | None = native_syntax(source) if self.supports_tools else None
         self._guard = _Guard(tokenizer)
         self._takes_blocks = self._probe_blocks()
 

@@ -11,6 +11,7 @@ from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.errors import EngineError, InvalidParameterError, PromptTooLongError, StepAbandonedError, StepFailedError
+from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.model_runner import ModelRunner
 from engine.outputs import (
@@ -29,6 +30,7 @@ from engine.sampler import Choice, Sampler
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepPlan
 from engine.speculation import NgramDrafter, Speculator
+from engine.tool_format import described, speak_of_tools
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.kv_cache, config.max_num_seqs, config.max_num_batched_tokens, config.prefill_share
         )
+        self.grammars = GrammarCompiler(self.tokenizer, self.runner.model_config.vocab_size)
         self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size)
         self.speculator: Speculator | None = None
         if config.speculation == "ngram":
@@ -127,7 +130,12 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Token ids of a conversation in the model's chat format; text of messages never becomes a control token."""
+        """Token ids of a conversation in the model's chat format; text of messages never becomes a control token.
+
+        A model whose template teaches no syntax of tool calls that is known here is told of one in the system message.
+        """
+        if self.chat_template.tool_syntax is None and speak_of_tools(messages, tools):
+            messages, tools = described(messages, tools), None
         return self.chat_template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def make_requests(
@@ -143,7 +151,7 @@ class Engine:
 
         Raises:
             PromptTooLongError: it can never fit, whatever else runs.
-            InvalidParameterError: an empty prompt, or an id outside the vocabulary.
+            InvalidParameterError: an empty prompt, an id outside the vocabulary, a constraint that cannot be served.
         """
         token_ids = self.tokenize(prompt)
         self._check_ids(token_ids, params)
@@ -159,6 +167,7 @@ class Engine:
                 index=index,
                 tenant=tenant,
                 pins_prefix=pins_prefix,
+                grammar=self.grammars.compile(params),
             )
             for index in range(params.n)
         ]
@@ -221,6 +230,7 @@ class Engine:
             scheduled = {request.request_id for request in plan.requests}
             if self.speculator is not None:
                 self.speculator.draft(plan, self.scheduler)
+            self._prepare_masks(plan)
             complete, logits = self.runner.run(plan, lambda: scheduled <= self._abandoned)
             choices = self.sampler.sample(complete, logits)
         except StepAbandonedError:
@@ -273,6 +283,13 @@ class Engine:
             num_accepted_by_position=tuple(speculator.num_accepted_by_position) if speculator else (),
         )
 
+    def _prepare_masks(self, plan: StepPlan) -> None:
+        """Have the masks computed, beside the forward pass, of the requests that this step yields tokens for."""
+        for request, num_tokens in plan:
+            drafts = request.draft_token_ids
+            if request.grammar is not None and num_tokens - len(drafts) == request.num_missing:
+                request.grammar.prepare(drafts)
+
     def _count_computed(self, plan: StepPlan) -> None:
         for request, num_tokens in plan:
             # Drafts count once they are accepted; until then their blocks must not be found by anybody.
@@ -288,13 +305,16 @@ class Engine:
         token_ids: list[int] = []
         logprobs: list[TokenLogprob] = []
         text = ""
-        reason, stopped_by = None, None
+        reason, stopped_by, error = None, None, None
         for (token_id, logprob), draft in itertools.zip_longest(choices, drafts):
             request.append(token_id)
             token_ids.append(token_id)
             logprobs += () if logprob is None else (logprob,)
             accepted = token_id == draft
             request.num_computed += accepted
+            if request.grammar is not None and request.grammar.failure is not None:
+                reason, error = FINISH_ERROR, InvalidParameterError(request.grammar.field, request.grammar.failure)
+                break
             reason, stopped_by, certain = self._end_of(request, token_id)
             text += certain
             if reason is not None or not accepted:
@@ -306,7 +326,7 @@ class Engine:
             if request.pins_prefix:
                 self.kv_cache.pin(request)
             self._finish(request)
-        return self._delta(request, text, tuple(token_ids), tuple(logprobs), reason, stopped_by)
+        return self._delta(request, text, tuple(token_ids), tuple(logprobs), reason, stopped_by, error)
 
     def _settle(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """After verification: publish what the accepted drafts filled, give back what only rejected ones needed."""
@@ -324,7 +344,11 @@ class Engine:
             return FINISH_STOP, None, detokenizer.finish()
         if may_stop and token_id in params.stop_token_ids:
             return FINISH_STOP, token_id, detokenizer.finish()
-        text = detokenizer.push(token_id)
+        is_whole = request.grammar is not None and request.grammar.is_complete
+        text = "" if is_whole and token_id in self.tokenizer.eos_token_ids else detokenizer.push(token_id)
+        if is_whole and detokenizer.stopped_by is None:
+            text += detokenizer.finish()
+            return FINISH_STOP, detokenizer.stopped_by, text
         if detokenizer.stopped_by is not None:
             return FINISH_STOP, detokenizer.stopped_by, text
         if request.num_output_tokens >= request.max_tokens:

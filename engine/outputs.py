@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
+FINISH_TOOL_CALLS = "tool_calls"
 FINISH_ABORT = "abort"
 FINISH_ERROR = "error"
 
@@ -22,11 +23,23 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class ToolCallDelta:
+    """A piece of the `index`-th tool call of an answer: its id and name first, then its arguments' JSON text."""
+
+    index: int
+    id: str | None
+    name: str | None
+    arguments: str
+
+
+@dataclass(frozen=True)
 class OutputDelta:
     """What one step added to one answer of a request.
 
     `text` may be empty while characters or a possible stop string are held back; the deltas of an answer, joined, are
-    its whole text. `num_*` are running totals. `finish_reason` is set on the last delta of each answer.
+    its whole text. `num_*` are running totals. `finish_reason` is set on the last delta of each answer. `tool_calls`
+    are what `ToolCallParser` reads out of the text (with finish reason "tool_calls"); the engine itself leaves them
+    empty.
     """
 
     request_id: str
@@ -40,6 +53,7 @@ class OutputDelta:
     num_cached_tokens: int
     num_output_tokens: int
     error: Exception | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass

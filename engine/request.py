@@ -5,26 +5,13 @@ from __future__ import annotations
 import enum
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from engine.detokenizer import Detokenizer
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-
-class TokenConstraint(Protocol):
-    """What restricts the tokens of one answer (a grammar). It follows the answer token by token.
-
-    The sampler asks for a mask only after `advance` was called for every token before that row, also along a draft.
-    """
-
-    def mask_row(self, row: Tensor, num_output_tokens: int) -> None:
-        """Set the logits [vocab] of the tokens that may not follow to -inf, in place."""
-
-    def advance(self, token_id: int) -> None:
-        """Take the token that was chosen."""
+    from engine.grammar import Grammar
 
 
 class RequestStatus(enum.Enum):
@@ -58,6 +45,7 @@ class Request:
         index: int = 0,
         tenant: str = "",
         pins_prefix: bool = False,
+        grammar: Grammar | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
@@ -71,7 +59,7 @@ class Request:
         self.seed = seed + index * 0x9E3779B97F4A7C15
         self.token_ids = list(prompt_token_ids)
         self.draft_token_ids: list[int] = []
-        self.constraint: TokenConstraint | None = None
+        self.grammar = grammar
         self.num_prompt_tokens = len(self.token_ids)
         self.num_cached = 0
         # Tokens of the prompt served from the cache at the first admission; a preemption does not change it.
@@ -117,8 +105,8 @@ class Request:
     def append(self, token_id: int) -> None:
         """Take the token that was chosen after the newest one."""
         self.token_ids.append(token_id)
-        if self.constraint is not None:
-            self.constraint.advance(token_id)
+        if self.grammar is not None:
+            self.grammar.advance(token_id)
 
     def check(self) -> None:
         """Assert the invariant of the class docstring."""

@@ -32,9 +32,9 @@ class Sampler:
 
         A choice is made when it is asked for, from the request as it then stands: the caller appends each token to the
         request before it asks for the one behind it, and stops asking at the first that differs from its draft. So
-        penalties, min_tokens, noise and constraint advance along a draft exactly as they do without one.
+        penalties, min_tokens, noise and grammar advance along a draft exactly as they do without one.
 
-        Order of operations: logit_bias and min_tokens, penalties, constraint, temperature, min_p, top_k, top_p, draw.
+        Order of operations: logit_bias and min_tokens, penalties, grammar, temperature, min_p, top_k, top_p, draw.
         Log-probabilities are taken from the untouched logits.
         """
         plain = [_takes_best(request) for request in requests]
@@ -57,7 +57,7 @@ class Sampler:
 
     def _sample_one(self, request: Request, raw: Tensor) -> Choice:
         params = request.params
-        edited = params.changes_logits or request.constraint is not None
+        edited = params.changes_logits or request.grammar is not None
         row = self._edit(request, raw.clone()) if edited else raw
         if params.is_greedy:
             token_id = int(row.argmax())
@@ -81,8 +81,8 @@ class Sampler:
             apply_penalties(
                 row, seen, output, params.repetition_penalty, params.presence_penalty, params.frequency_penalty
             )
-        if request.constraint is not None:
-            request.constraint.mask_row(row, request.num_output_tokens)
+        if request.grammar is not None:
+            request.grammar.mask_row(row, request.num_output_tokens)
         return row
 
     def _logprob(self, raw: Tensor, token_id: int, num_top: int) -> TokenLogprob:
@@ -102,4 +102,4 @@ class Sampler:
 def _takes_best(request: Request) -> bool:
     """Whether the request takes the largest of the untouched logits and nothing else is asked about them."""
     params = request.params
-    return params.is_greedy and not params.changes_logits and params.logprobs is None and request.constraint is None
+    return params.is_greedy and not params.changes_logits and params.logprobs is None and request.grammar is None

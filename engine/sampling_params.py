@@ -10,6 +10,7 @@ from typing import Any
 from engine.errors import InvalidParameterError, UnsupportedParameterError
 
 MAX_LOGPROBS = 20
+CONSTRAINTS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,15 @@ class SamplingParams:
         n: answers to the same prompt.
         logprobs: how many alternatives to report at each token, 0 to 20 (0: the chosen token only); None is off.
             Values are of the model's raw distribution, before temperature, penalties and filters.
+        json_schema: the answer is a JSON document that matches this schema (data, or JSON text).
+        json_object: the answer is a JSON object.
+        regex: the whole answer matches this regular expression (the syntax of Rust's regex crate).
+        choice: the answer is one of these texts.
+        grammar: the answer matches this grammar, in llguidance's Lark syntax.
+
+    At most one of the last five. A constraint goes before everything else: of the tokens it allows, the other fields
+    choose; where it allows only the end, the answer ends, whatever `min_tokens` and `ignore_eos` say; `max_tokens` and
+    `stop` may cut it short.
     """
 
     max_tokens: int | None = None
@@ -51,6 +61,11 @@ class SamplingParams:
     ignore_eos: bool = False
     n: int = 1
     logprobs: int | None = None
+    json_schema: Mapping[str, Any] | str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -59,8 +74,11 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
+        if self.choice is not None and not isinstance(self.choice, str):
+            object.__setattr__(self, "choice", tuple(self.choice))
         self._check_ranges()
         self._check_types()
+        self._check_constraints()
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
@@ -77,6 +95,11 @@ class SamplingParams:
                     name, f"{name} is not supported by this engine; supported: {', '.join(sorted(known))}"
                 )
         return cls(**{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def constraint_field(self) -> str | None:
+        """The name of the field that constrains the answer, if one does."""
+        return next((name for name in CONSTRAINTS if getattr(self, name) not in (None, False)), None)
 
     @property
     def is_greedy(self) -> bool:
@@ -141,3 +164,25 @@ class SamplingParams:
                 raise InvalidParameterError(
                     "logit_bias", f"maps integer token ids to values in [-100, 100], got {token_id!r}: {value!r}"
                 )
+
+    def _check_constraints(self) -> None:
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None and name != "json_object"]
+        if not isinstance(self.json_object, bool):
+            raise InvalidParameterError("json_object", f"must be true or false, got {self.json_object!r}")
+        given += ["json_object"] if self.json_object else []
+        if len(given) > 1:
+            raise InvalidParameterError(given[1], f"at most one constraint is allowed; {given[0]} is given as well")
+        if self.json_schema is not None and not isinstance(self.json_schema, Mapping | str):
+            raise InvalidParameterError(
+                "json_schema", f"must be a schema or its JSON text, not {type(self.json_schema).__name__}"
+            )
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise InvalidParameterError(name, f"must be text, not {type(value).__name__}")
+        if self.choice is not None:
+            if isinstance(self.choice, str) or not self.choice:
+                raise InvalidParameterError("choice", f"must be a list of at least one text, got {self.choice!r}")
+            for text in self.choice:
+                if not isinstance(text, str) or not text:
+                    raise InvalidParameterError("choice", f"every choice must be non-empty text, got {text!r}")

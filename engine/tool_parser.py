@@ -1,0 +1,232 @@
+"""Tool calls read out of an answer while it is being written.
+
+One `ToolCallParser` an answer: text goes in as it becomes certain, and comes out as text to show and as pieces of
+calls in OpenAI's shape (a first piece with id and name, then pieces of the arguments' JSON text). What begins like a
+call and turns out to be none comes out as the text it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from engine.outputs import FINISH_STOP, FINISH_TOOL_CALLS, OutputDelta, ToolCallDelta
+from engine.tool_format import CLOSE, OPEN, Syntax
+
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+
+
+@dataclass
+class Piece:
+    """What some text brought: `text` to show, and pieces of calls."""
+
+    text: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+
+
+class ToolCallReader:
+    """Reads the deltas of a request: a parser for each of its answers."""
+
+    def __init__(self, syntax: Syntax, names: Collection[str]) -> None:
+        self._syntax = syntax
+        self._names = names
+        self._parsers: dict[int, ToolCallParser] = {}
+
+    def read(self, delta: OutputDelta) -> OutputDelta:
+        """The delta with the calls taken out of its text; an answer that ended after a call says "tool_calls"."""
+        parser = self._parsers.setdefault(delta.index, ToolCallParser(self._syntax, self._names))
+        piece, reason = parser.push(delta.text), delta.finish_reason
+        if reason is not None:
+            rest = parser.finish()
+            piece = Piece(piece.text + rest.text, piece.calls + rest.calls)
+            reason = FINISH_TOOL_CALLS if reason == FINISH_STOP and parser.num_calls else reason
+        return replace(delta, text=piece.text, tool_calls=piece.calls, finish_reason=reason)
+
+
+class ToolCallParser:
+    """Reads one answer.
+
+    Args:
+        names: the tools that exist; an object that names none of them is no call.
+
+    Attributes:
+        num_calls: calls begun so far.
+    """
+
+    def __init__(self, syntax: Syntax, names: Collection[str]) -> None:
+        self.num_calls = 0
+        self._syntax = syntax
+        self._names = names
+        self._held = ""
+        self._calls: list[ToolCallDelta] = []
+        self._text: list[str] = []
+        self._state = "text"
+        self._json = _Balance()
+        self._begun = False
+
+    def push(self, text: str) -> Piece:
+        """Take text; returns what is certain now."""
+        self._held += text
+        while self._step():
+            pass
+        return self._taken()
+
+    def finish(self) -> Piece:
+        """No more text: what was held back is a call after all, or text."""
+        if self._state == "body":
+            self._whole_call(self._held, self._held if self._syntax == "llama" else OPEN + self._held)
+        elif self._state == "text":
+            self._show(self._held)
+        self._held, self._state = "", "text"
+        return self._taken()
+
+    def _taken(self) -> Piece:
+        piece = Piece("".join(self._text), tuple(self._calls))
+        self._text.clear()
+        self._calls.clear()
+        return piece
+
+    def _step(self) -> bool:
+        """Advance by one part of the answer; False when more text is needed."""
+        if self._state == "text":
+            return self._read_text()
+        if self._state == "body":
+            return self._read_body()
+        if self._state == "arguments":
+            return self._read_arguments()
+        return self._read_tail()
+
+    def _read_text(self) -> bool:
+        if self._syntax == "llama":
+            # The whole answer is a call, or none of it is.
+            if self._begun or not self._held.strip():
+                text, self._held = (self._held, "") if self._begun else ("", self._held)
+                self._show(text)
+                return False
+            self._begun = True
+            if self._held.lstrip().startswith("{"):
+                self._state = "body"
+                return True
+            return bool(self._held)
+        at = self._held.find(OPEN)
+        if at >= 0:
+            # Line ends before a call only set it apart.
+            self._show(self._held[:at].rstrip("\n") if not self.num_calls else self._held[:at].strip())
+            self._held, self._state = self._held[at + len(OPEN) :], "body"
+            return True
+        keep = _undecided(self._held)
+        self._show(self._held[: len(self._held) - keep])
+        self._held = self._held[len(self._held) - keep :]
+        return False
+
+    def _read_body(self) -> bool:
+        match = _HEAD.match(self._held)
+        if match and match.group(1) in self._names:
+            self._calls.append(ToolCallDelta(self.num_calls, _new_call_id(), match.group(1), ""))
+            self.num_calls += 1
+            self._held, self._json, self._state = self._held[match.end() :], _Balance(), "arguments"
+            return True
+        end = self._held.find(CLOSE)
+        if self._syntax == "hermes" and end >= 0:
+            body, self._held = self._held[:end], self._held[end + len(CLOSE) :]
+            self._state = "text"
+            self._whole_call(body, f"{OPEN}{body}{CLOSE}")
+            return True
+        return False
+
+    def _read_arguments(self) -> bool:
+        taken = self._json.push(self._held)
+        if taken:
+            self._calls.append(ToolCallDelta(self.num_calls - 1, None, None, self._held[:taken]))
+        self._held = self._held[taken:]
+        if not self._json.is_closed:
+            return False
+        self._state = "tail"
+        return True
+
+    def _read_tail(self) -> bool:
+        """The brace that ends the call, and its closing tag (Hermes) or the sign before another one (Llama)."""
+        if self._syntax == "llama":
+            at = self._held.find("{")
+            if at < 0:
+                return False
+            self._held, self._state = self._held[at:], "body"
+            return True
+        end = self._held.find(CLOSE)
+        if end < 0:
+            return False
+        self._held, self._state = self._held[end + len(CLOSE) :], "text"
+        return True
+
+    def _whole_call(self, body: str, text: str) -> None:
+        """A call that is not written as expected, all of it at hand; `text` is shown if it is none."""
+        try:
+            call = json.loads(body)
+        except ValueError:
+            call = None
+        name = call.get("name") if isinstance(call, dict) else None
+        arguments = call.get("arguments", call.get("parameters", {})) if isinstance(call, dict) else None
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                arguments = None
+        if name not in self._names or not isinstance(arguments, dict):
+            self._show(text)
+            return
+        written = json.dumps(arguments, ensure_ascii=False)
+        self._calls.append(ToolCallDelta(self.num_calls, _new_call_id(), name, written))
+        self.num_calls += 1
+
+    def _show(self, text: str) -> None:
+        # Between and behind calls only line ends are expected: they are no text to show.
+        if text and not (self.num_calls and not text.strip()):
+            self._text.append(text)
+
+
+class _Balance:
+    """Finds where a JSON object ends."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def push(self, text: str) -> int:
+        """How many characters of the text belong to the object."""
+        for index, character in enumerate(text):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = character == "\\"
+                self._in_string = character != '"'
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.is_closed = True
+                    return index + 1
+        return len(text)
+
+
+def _undecided(text: str) -> int:
+    """Length of the longest tail that may be the head of a call: line ends, then a part of the opening tag."""
+    for length in range(min(len(text), len(OPEN) - 1), -1, -1):
+        head = text[len(text) - length :]
+        if OPEN.startswith(head):
+            before = text[: len(text) - length]
+            return length + len(before) - len(before.rstrip("\n"))
+    return 0
+
+
+def _new_call_id() -> str:
+    """Nine letters and digits: the only form that Mistral's templates take back, and enough for everyone."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
