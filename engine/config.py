@@ -33,6 +33,9 @@ class EngineConfig:
         num_draft_tokens: most proposals for one sequence in a step.
         max_speculative_rows: tokens of a step, proposals included, up to which any are made.
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
+        deterministic: make every token's logits independent of what else is computed in the step: the same bits alone
+            and in a batch, in chunks of any size, from a warm cache, after a preemption, with speculation. Slower; for
+            tests and for comparing runs.
         check_integrity: verify the block pool after every step (tests); it is always verified when the engine goes
         idle.
     """
@@ -52,6 +55,7 @@ class EngineConfig:
     num_draft_tokens: int = 8
     max_speculative_rows: int = 32
     enable_prefix_caching: bool = True
+    deterministic: bool = False
     check_integrity: bool = False
 
     def __post_init__(self) -> None:

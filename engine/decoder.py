@@ -20,7 +20,9 @@ from kernels import PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, s
 class DecoderLayer:
     """Attention and feed-forward of one layer, with q/k/v and gate/up fused into one product each."""
 
-    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], index: int, *, halved: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, tensors: Mapping[str, Tensor], index: int, *, halved: bool, deterministic: bool
+    ) -> None:
         prefix = f"model.layers.{index}."
 
         def get(name: str) -> Tensor | None:
@@ -30,9 +32,10 @@ class DecoderLayer:
             bias = get(names[0] + ".bias")
             biases = None if bias is None else torch.cat([tensors[prefix + name + ".bias"] for name in names])
             weight = torch.cat([tensors[prefix + name + ".weight"] for name in names])
-            return Linear(weight, biases, halved=halved)
+            return Linear(weight, biases, halved=halved, deterministic=deterministic)
 
         self.config = config
+        self.deterministic = deterministic
         self.window = config.sliding_windows[index]
         self.qkv = fused("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = fused("self_attn.o_proj")
@@ -59,7 +62,14 @@ class DecoderLayer:
         attended = step.attention(q, k_pool, v_pool, self.window)
         hidden = self.output(attended.reshape(-1, heads * head_dim))
         normed, residual = add_rms_norm(hidden, residual, self.post_norm, eps)
-        return self.down(silu_and_mul(self.gate_up(normed))), residual
+        return self.down(self._activate(self.gate_up(normed))), residual
+
+    def _activate(self, gate_up: Tensor) -> Tensor:
+        if not self.deterministic:
+            return silu_and_mul(gate_up)
+        # Vector and scalar exp differ in the last bit, and which of them an element gets depends on its place among all
+        # elements of the call: one call a row, and every row is treated alike.
+        return torch.cat([silu_and_mul(row) for row in torch.split(gate_up, 1)])
 
 
 class StepTensors:
@@ -75,7 +85,7 @@ class StepTensors:
 class Decoder:
     """All layers with embeddings and head. Weights are read-only; keys and values live in the pools given to each call.
 
-    `halved` is `Linear`'s.
+    `halved` and `deterministic` are `Linear`'s.
     """
 
     def __init__(
@@ -86,12 +96,17 @@ class Decoder:
         max_position: int,
         rope_divisors: Tensor | None = None,
         halved: bool = False,
+        deterministic: bool = False,
     ) -> None:
         self.config = config
         self.embeddings = tensors["model.embed_tokens.weight"]
-        self.layers = [DecoderLayer(config, tensors, index, halved=halved) for index in range(config.num_layers)]
+        self.layers = [
+            DecoderLayer(config, tensors, index, halved=halved, deterministic=deterministic)
+            for index in range(config.num_layers)
+        ]
         self.norm = tensors["model.norm.weight"]
-        self.head = Linear(self.embeddings if config.tie_embeddings else tensors["lm_head.weight"], halved=halved)
+        head = self.embeddings if config.tie_embeddings else tensors["lm_head.weight"]
+        self.head = Linear(head, halved=halved, deterministic=deterministic)
         frequencies = config.inverse_frequencies()
         if rope_divisors is not None:
             frequencies = frequencies / rope_divisors.float()

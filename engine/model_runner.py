@@ -41,8 +41,13 @@ class ModelRunner:
             rope_divisors=loaded.rope_divisors,
             # Exactness was not asked for, and this CPU has no bfloat16 arithmetic: read half the bytes where that
             # decides.
-            halved=config.dtype == "auto" and self.device.type == "cpu" and self.dtype == torch.float32,
+            halved=config.dtype == "auto"
+            and self.device.type == "cpu"
+            and self.dtype == torch.float32
+            and not config.deterministic,
+            deterministic=config.deterministic,
         )
+        self.deterministic = config.deterministic
         self.block_size = config.block_size
         self.num_blocks = self._pool_size(config)
         shape = (self.num_blocks, loaded.config.num_kv_heads, self.block_size, loaded.config.head_dim)
@@ -85,7 +90,9 @@ class ModelRunner:
             device=self.device,
         )
         config = self.model_config
-        attention = PagedAttention(batch, config.num_heads, config.num_kv_heads, config.scale)
+        attention = PagedAttention(
+            batch, config.num_heads, config.num_kv_heads, config.scale, deterministic=self.deterministic
+        )
         logits = self.decoder.forward(
             self._tensor(token_ids),
             self._tensor(positions),

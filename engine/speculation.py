@@ -8,7 +8,7 @@ draft may depend on measured times. N-gram look-up: Saxena, "Prompt Lookup Decod
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -173,33 +173,41 @@ class StepTimes:
 
     def observe(self, num_rows: int, seconds: float) -> None:
         self._num_steps += 1
-        if self._num_steps - self._last.get(num_rows, 0) > STALE_STEPS:
+        if self.is_stale(num_rows):
             # Contexts have grown and neighbours have changed: an old time would be compared with new ones.
             self._times.pop(num_rows, None)
         self._times.setdefault(num_rows, deque(maxlen=5)).append(seconds)
         self._last[num_rows] = self._num_steps
 
     def seconds(self, num_rows: int) -> float | None:
-        """Shortest of the newest times with this many rows; None if there are not two of late (one may be a fluke)."""
+        """Shortest of the newest times with this many rows; None if there are not two (one may be a fluke)."""
         times = self._times.get(num_rows, ())
-        if len(times) < 2 or self._num_steps - self._last[num_rows] > STALE_STEPS:
-            return None
-        return min(times)
+        return min(times) if len(times) >= 2 else None
+
+    def is_stale(self, num_rows: int) -> bool:
+        """Whether no step of this many rows was timed of late."""
+        return self._num_steps - self._last.get(num_rows, -STALE_STEPS) > STALE_STEPS
 
     def estimate(self, num_rows: int, base_rows: int) -> float | None:
-        """Seconds of a step of `num_rows`, between or beyond the ones measured; None while `base_rows` is not."""
-        below, base = base_rows, self.seconds(base_rows)
-        if base is None:
+        """Seconds of a step of `num_rows`, between or beyond the ones timed; None while `base_rows` is not."""
+        below, time_below = base_rows, self.seconds(base_rows)
+        if time_below is None:
             return None
-        time_below = base
+        slope = PRIOR_ROW_COST * time_below
         for rows in sorted(self._times):
             known = self.seconds(rows)
             if rows <= base_rows or known is None:
                 continue
+            slope = (known - time_below) / (rows - below)
             if rows >= num_rows:
-                return time_below + (known - time_below) * (num_rows - below) / (rows - below)
+                break
             below, time_below = rows, known
-        return time_below * (1 + PRIOR_ROW_COST * (num_rows - below))
+        return time_below + max(0.0, slope) * (num_rows - below)
+
+    def most_rows(self, base_rows: int) -> int:
+        """Rows worth trying: twice as many more than `base_rows` as have been timed, so that a first try is cheap."""
+        timed = max((rows for rows in self._times if self.seconds(rows) is not None), default=base_rows)
+        return base_rows + max(1, 2 * (timed - base_rows))
 
 
 class Speculator:
@@ -232,7 +240,8 @@ class Speculator:
         self._clock = clock
         self._histories: dict[tuple[str, int], History] = {}
         self._chances = Chances()
-        self._times = StepTimes()
+        # By number of sequences: a step of four rows is not the same for four sequences as for one.
+        self._times: defaultdict[int, StepTimes] = defaultdict(StepTimes)
         self._draft_seconds: deque[float] = deque(maxlen=5)
         self._num_refusals = 0
         self._started = 0.0
@@ -254,7 +263,7 @@ class Speculator:
     def learn(self, plan: StepPlan) -> None:
         """Take the time of the step that `draft` began into account."""
         if all(request.is_decoding for request, _ in plan):
-            self._times.observe(sum(plan.num_tokens.values()), self._clock() - self._started)
+            self._times[len(plan.requests)].observe(sum(plan.num_tokens.values()), self._clock() - self._started)
 
     def count(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Take the verification of one request's drafts into account."""
@@ -291,16 +300,18 @@ class Speculator:
     def _choose_length(self, plan: StepPlan, candidates: Sequence[Request]) -> int:
         """Drafts for each candidate: the number that promises most tokens a second; 0 if none beats a plain step."""
         num_rows = sum(plan.num_tokens.values())
-        plain = self._times.seconds(num_rows)
-        if plain is None:
+        times = self._times[len(plan.requests)]
+        plain = times.seconds(num_rows)
+        if plain is None or times.is_stale(num_rows):
             return 0  # a plain step first, to compare with
+        most_rows = min(self.max_rows, num_rows + max(len(candidates), times.most_rows(num_rows) - num_rows))
         per_draft = min(self._draft_seconds, default=0.0)
         histories = [self._histories[request.key] for request in candidates]
         best, best_gain = 0, LEAST_GAIN
         for count in range(1, self.max_drafts + 1):
             rows = num_rows + count * len(candidates)
-            seconds = self._times.estimate(rows, num_rows)
-            if rows > self.max_rows or seconds is None:
+            seconds = times.estimate(rows, num_rows)
+            if rows > most_rows or seconds is None:
                 break
             more = sum(self._chances.expected(history.strength, history, count) for history in histories)
             gain = (1 + more / len(plan.requests)) * plain / (seconds + count * per_draft)
