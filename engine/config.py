@@ -29,7 +29,9 @@ class EngineConfig:
         default_max_tokens: longest answer to a request that names no `max_tokens`; None is what is left of the context,
             which a small model that goes in circles will fill.
         speculation: where proposals for the next tokens come from: "ngram" (the text itself: answers that quote their
-            passages), or "off". Tokens are the same either way; proposals are made only where they are likely to pay.
+            passages), "draft" (a smaller model, `draft_model`), or "off". Tokens are the same either way; proposals are
+            made only where they are likely to pay.
+        draft_model: the smaller model of speculation="draft", as `model`; it must have the same tokenizer.
         num_draft_tokens: most proposals for one sequence in a step.
         max_speculative_rows: tokens of a step, proposals included, up to which any are made.
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
@@ -52,6 +54,7 @@ class EngineConfig:
     max_prefill_tokens_while_decoding: int | None = None
     default_max_tokens: int | None = None
     speculation: str = "ngram"
+    draft_model: str | Path | None = None
     num_draft_tokens: int = 8
     max_speculative_rows: int = 32
     enable_prefix_caching: bool = True
@@ -78,11 +81,20 @@ class EngineConfig:
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidParameterError(field, f"must be at least 1 (or None for the default), got {value}")
-        if self.speculation not in ("ngram", "off"):
-            raise InvalidParameterError("speculation", f'must be "ngram" or "off", got {self.speculation!r}')
+        self._check_speculation()
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise InvalidParameterError(
                 "dtype", f'must be "auto", "float32", "bfloat16" or "float16", got {self.dtype!r}'
+            )
+
+    def _check_speculation(self) -> None:
+        if self.speculation not in ("ngram", "draft", "off"):
+            raise InvalidParameterError("speculation", f'must be "ngram", "draft" or "off", got {self.speculation!r}')
+        if (self.speculation == "draft") != (self.draft_model is not None):
+            raise InvalidParameterError(
+                "draft_model",
+                f'goes with speculation="draft", which needs it; got draft_model={self.draft_model!r} with '
+                f"speculation={self.speculation!r}",
             )
 
     @property

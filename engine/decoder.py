@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
@@ -14,7 +15,8 @@ from torch.nn.functional import embedding
 from engine.errors import StepAbandonedError
 from engine.linear import Linear
 from engine.model_config import ModelConfig
-from kernels import PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul
+from engine.step_batch import StepBatch
+from kernels import AttentionBatch, PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul
 
 
 class DecoderLayer:
@@ -83,7 +85,7 @@ class StepTensors:
 
 
 class Decoder:
-    """All layers with embeddings and head. Weights are read-only; keys and values live in the pools given to each call.
+    """All layers with embeddings and head, in torch, and one pool of keys and values for each layer.
 
     `halved` and `deterministic` are `Linear`'s.
     """
@@ -99,6 +101,7 @@ class Decoder:
         deterministic: bool = False,
     ) -> None:
         self.config = config
+        self.deterministic = deterministic
         self.embeddings = tensors["model.embed_tokens.weight"]
         self.layers = [
             DecoderLayer(config, tensors, index, halved=halved, deterministic=deterministic)
@@ -116,31 +119,53 @@ class Decoder:
         self.sin = angles.sin().unsqueeze(1).to(self.embeddings.device)
         seen: dict[int, int] = {tensor.data_ptr(): tensor.numel() for tensor in tensors.values()}
         self.num_parameters = sum(seen.values())
+        self.pools: list[tuple[Tensor, Tensor]] = []
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        attention: PagedAttention,
-        pools: list[tuple[Tensor, Tensor]],
-        rows: Tensor,
-        is_abandoned: Callable[[], bool] | None = None,
-    ) -> Tensor:
-        """Logits, [rows, vocab] float32, of the given rows after computing all tokens of the step.
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token's keys and values take in all layers."""
+        return self.config.kv_bytes_per_token(self.embeddings.dtype.itemsize)
 
-        token_ids, positions, slots: [tokens] int64; pools: each layer's (keys, values),
-        [num_blocks, kv_heads, block_size, head_dim], written at `slots`; rows: [rows] int64 indices into the tokens.
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Make the pools: each layer's (keys, values), [num_blocks, kv_heads, block_size, head_dim], zeroed."""
+        shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
+        dtype, device = self.embeddings.dtype, self.embeddings.device
+        self.pools = [
+            (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(self.config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, is_abandoned: Callable[[], bool] | None = None) -> Tensor:
+        """Compute all tokens of the step, writing their keys and values; logits [rows, vocab] float32 of `batch.rows`.
 
         Raises StepAbandonedError as soon as `is_abandoned`, asked before each layer, says that nobody waits any more.
         """
-        step = StepTensors(self.cos[positions], self.sin[positions], slots, attention)
-        hidden, residual = embedding(token_ids, self.embeddings), None
-        for layer, (k_pool, v_pool) in zip(self.layers, pools, strict=True):
+        config, device = self.config, self.embeddings.device
+        attention = PagedAttention(
+            AttentionBatch(batch.query_lens, batch.context_lens, batch.block_tables, batch.block_size, device),
+            config.num_heads,
+            config.num_kv_heads,
+            config.scale,
+            deterministic=self.deterministic,
+        )
+        positions, rows = self._ids(batch.positions), self._ids(batch.rows)
+        step = StepTensors(self.cos[positions], self.sin[positions], self._ids(batch.slots), attention)
+        hidden, residual = embedding(self._ids(batch.token_ids), self.embeddings), None
+        for layer, (k_pool, v_pool) in zip(self.layers, self.pools, strict=True):
             if is_abandoned is not None and is_abandoned():
                 raise StepAbandonedError("every request of this step has been aborted")
             hidden, residual = layer(hidden, residual, step, k_pool, v_pool)
         assert residual is not None, "a decoder has at least one layer"
-        final, _ = add_rms_norm(hidden[rows], residual[rows], self.norm, self.config.rms_norm_eps)
+        final, _ = add_rms_norm(hidden[rows], residual[rows], self.norm, config.rms_norm_eps)
         logits: Tensor = self.head(final).float()
         return logits
+
+    def _ids(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.embeddings.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zeroed tensor; on a CPU its pages are mapped when first written, so a large pool costs nothing to make."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)).view(dtype)

@@ -10,6 +10,7 @@ from typing import Any, overload
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer
+from engine.draft_model import DraftModel
 from engine.errors import EngineError, InvalidParameterError, PromptTooLongError, StepAbandonedError, StepFailedError
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
@@ -29,7 +30,7 @@ from engine.request import Request
 from engine.sampler import Choice, Sampler
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepPlan
-from engine.speculation import NgramDrafter, Speculator
+from engine.speculation import Drafter, NgramDrafter, Speculator
 from engine.tool_format import described, speak_of_tools
 
 log = logging.getLogger(__name__)
@@ -58,15 +59,22 @@ class Engine:
         )
         self.grammars = GrammarCompiler(self.tokenizer, self.runner.model_config.vocab_size)
         self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size)
+        drafter = self._make_drafter()
         self.speculator: Speculator | None = None
-        if config.speculation == "ngram":
-            self.speculator = Speculator(NgramDrafter(), config.num_draft_tokens, config.max_speculative_rows)
+        if drafter is not None:
+            self.speculator = Speculator(drafter, config.num_draft_tokens, config.max_speculative_rows)
         self._requests: dict[str, list[Request]] = {}
         self._abandoned: set[str] = set()
         self._ids = itertools.count()
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+
+    def _make_drafter(self) -> Drafter | None:
+        if self.runner.draft_decoder is not None:
+            vocab_size = self.runner.model_config.vocab_size
+            return DraftModel(self.runner.draft_decoder, self.config.block_size, vocab_size)
+        return NgramDrafter() if self.config.speculation == "ngram" else None
 
     @property
     def max_model_len(self) -> int:

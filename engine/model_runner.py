@@ -1,4 +1,4 @@
-"""A step plan turned into tensors, run through the decoder. Owns the model and the KV pool; holds no queues."""
+"""A step plan turned into tensors, run through the decoder. Owns the models and their KV pools; holds no queues."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.decoder import Decoder
+from engine.draft_model import load_draft
 from engine.errors import InvalidParameterError
 from engine.request import Request
 from engine.scheduler import StepPlan
+from engine.step_batch import StepBatch
 from engine.weights import LoadedModel, load
-from kernels import AttentionBatch, PagedAttention
 
 # Keys and values on a CPU: at most this much, and at most a quarter of the memory that is free.
 CPU_KV_BYTES = 1 << 30
@@ -41,26 +41,22 @@ class ModelRunner:
             rope_divisors=loaded.rope_divisors,
             # Exactness was not asked for, and this CPU has no bfloat16 arithmetic: read half the bytes where that
             # decides.
-            halved=config.dtype == "auto"
-            and self.device.type == "cpu"
-            and self.dtype == torch.float32
-            and not config.deterministic,
+            halved=config.dtype == "auto" and not config.deterministic and self._is_float_cpu(self.dtype),
             deterministic=config.deterministic,
         )
-        self.deterministic = config.deterministic
+        self.draft_decoder = self._load_draft(config)
         self.block_size = config.block_size
         self.num_blocks = self._pool_size(config)
-        shape = (self.num_blocks, loaded.config.num_kv_heads, self.block_size, loaded.config.head_dim)
-        self.pools: list[tuple[Tensor, Tensor]] = [
-            (_zeros(shape, self.dtype, self.device), _zeros(shape, self.dtype, self.device))
-            for _ in range(loaded.config.num_layers)
-        ]
+        for decoder in (self.decoder, self.draft_decoder):
+            if decoder is not None:
+                decoder.allocate(self.num_blocks, self.block_size)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.model_config.kv_bytes_per_token(self.dtype.itemsize)
+        """Bytes of one token's keys and values, the draft model's included."""
+        draft = self.draft_decoder.kv_bytes_per_token if self.draft_decoder is not None else 0
+        return self.decoder.kv_bytes_per_token + draft
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], Tensor]:
         """Compute every token of the plan; `is_abandoned` is `Decoder.forward`'s.
 
@@ -68,44 +64,25 @@ class ModelRunner:
         Each of them has 1 + len(draft_token_ids) consecutive rows: the distribution of its next token, then of the one
         behind each draft.
         """
-        token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        rows: list[int] = []
-        complete: list[Request] = []
-        for request, num_tokens in plan:
-            start, end = request.num_computed, request.num_computed + num_tokens
-            token_ids += request.ids_between(start, end)
-            positions += range(start, end)
-            size, table = self.block_size, request.block_table
-            slots += [table[position // size] * size + position % size for position in range(start, end)]
-            if end >= request.num_tokens:
-                complete.append(request)
-                rows += range(len(token_ids) - (end - request.num_tokens) - 1, len(token_ids))
-        batch = AttentionBatch(
-            query_lens=[num_tokens for _, num_tokens in plan],
-            context_lens=[request.num_computed + num_tokens for request, num_tokens in plan],
-            block_tables=[request.block_table for request, _ in plan],
-            block_size=self.block_size,
-            device=self.device,
-        )
-        config = self.model_config
-        attention = PagedAttention(
-            batch, config.num_heads, config.num_kv_heads, config.scale, deterministic=self.deterministic
-        )
-        logits = self.decoder.forward(
-            self._tensor(token_ids),
-            self._tensor(positions),
-            self._tensor(slots),
-            attention,
-            self.pools,
-            self._tensor(rows),
-            is_abandoned,
-        )
-        return complete, logits
+        batch, complete = StepBatch.of(plan, self.block_size)
+        return complete, self.decoder.forward(batch, is_abandoned)
 
-    def _tensor(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+    def _load_draft(self, config: EngineConfig) -> Decoder | None:
+        if config.draft_model is None:
+            return None
+        # Nothing depends on the draft model's last bits, so it computes in what is fastest here.
+        dtype = _pick_dtype("auto", self.device)
+        return load_draft(
+            Path(config.draft_model),
+            self.tokenizer,
+            dtype=dtype,
+            device=self.device,
+            max_position=self.max_model_len,
+            halved=self._is_float_cpu(dtype),
+        )
+
+    def _is_float_cpu(self, dtype: torch.dtype) -> bool:
+        return self.device.type == "cpu" and dtype == torch.float32
 
     def _pool_size(self, config: EngineConfig) -> int:
         if config.num_kv_blocks is not None:
@@ -122,13 +99,6 @@ class ModelRunner:
                 f"{block_bytes:,} bytes, and at least 2 are needed",
             )
         return num_blocks
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zeroed tensor; on a CPU its pages are mapped when first written, so a large pool costs nothing to make."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)).view(dtype)
 
 
 def _default_kv_bytes(device: torch.device) -> int:

@@ -32,6 +32,9 @@ class Drafter(Protocol):
     def strength(self, request: Request) -> int:
         """How well founded a draft would be now: 0 is none at all, and each value has chances of its own."""
 
+    def follow(self, plan: StepPlan) -> None:
+        """Prepare for what the step reads of prompts, so that the first draft need not do it all."""
+
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         """At most so many tokens for each request; its block table has room for them."""
 
@@ -54,13 +57,8 @@ class NgramIndex:
         `token_ids` is what was given last time with tokens appended. Suffixes of min_n to max_n tokens are looked up,
         the longest first; the length returned goes on to LONGEST_MATCH.
         """
+        self.update(token_ids)
         length = len(token_ids)
-        # The suffix itself is entered only when a token stands behind it: it must not be found as its own match.
-        for end in range(max(self._num_indexed + 1, self.min_n), length):
-            for n, ends in zip(range(self.min_n, self.max_n + 1), self._ends, strict=True):
-                if n <= end:
-                    ends[tuple(token_ids[end - n : end])] = end
-        self._num_indexed = max(self._num_indexed, length - 1)
         for n in range(min(self.max_n, length - 1), self.min_n - 1, -1):
             found = self._ends[n - self.min_n].get(tuple(token_ids[length - n :]))
             if found is not None:
@@ -68,6 +66,16 @@ class NgramIndex:
                     n += 1
                 return found, n
         return 0, 0
+
+    def update(self, token_ids: Sequence[int]) -> None:
+        """Enter the n-grams of the tokens that are new."""
+        length = len(token_ids)
+        # The suffix itself is entered only when a token stands behind it: it must not be found as its own match.
+        for end in range(max(self._num_indexed + 1, self.min_n), length):
+            for n, ends in zip(range(self.min_n, self.max_n + 1), self._ends, strict=True):
+                if n <= end:
+                    ends[tuple(token_ids[end - n : end])] = end
+        self._num_indexed = max(self._num_indexed, length - 1)
 
 
 class NgramDrafter:
@@ -79,9 +87,16 @@ class NgramDrafter:
 
     def strength(self, request: Request) -> int:
         """Tokens of the match."""
-        index = self._indexes.setdefault(request.key, NgramIndex())
-        self._found[request.key], matched = index.find(request.token_ids)
+        self._found[request.key], matched = self._index_of(request).find(request.token_ids)
         return matched
+
+    def follow(self, plan: StepPlan) -> None:
+        for request, num_tokens in plan:
+            if not request.is_decoding:
+                self._index_of(request).update(request.token_ids[: request.num_computed + num_tokens])
+
+    def _index_of(self, request: Request) -> NgramIndex:
+        return self._indexes.setdefault(request.key, NgramIndex())
 
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         return [continuation(request.token_ids, self._found[request.key], count) for request, count in wanted]
@@ -248,6 +263,7 @@ class Speculator:
 
     def draft(self, plan: StepPlan, scheduler: Scheduler) -> None:
         """Add drafts to a plan, within what its step has left."""
+        self.drafter.follow(plan)
         candidates = self._candidates(plan)
         num_drafts = self._choose_length(plan, candidates) if candidates else 0
         if num_drafts:

@@ -31,6 +31,9 @@ class Oracle:
     def strength(self, request: Request) -> int:
         return LONGEST_MATCH
 
+    def follow(self, plan: StepPlan) -> None:
+        pass
+
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
         drafts = []
         for request, count in wanted:
