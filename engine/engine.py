@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from engine.chat_template import ChatTemplate
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.draft_model import DraftModel
-from engine.errors import EngineError, InvalidParameterError, PromptTooLongError, StepAbandonedError, StepFailedError
+from engine.errors import (
+    DeadlineExceededError,
+    EngineError,
+    InvalidParameterError,
+    PromptTooLongError,
+    StepAbandonedError,
+    StepFailedError,
+)
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.model_runner import ModelRunner
@@ -26,7 +33,7 @@ from engine.outputs import (
     RequestOutput,
     TokenLogprob,
 )
-from engine.request import Request
+from engine.request import PRIORITIES, Request, RequestStatus
 from engine.sampler import Choice, Sampler
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepPlan
@@ -66,6 +73,8 @@ class Engine:
         self._requests: dict[str, list[Request]] = {}
         self._abandoned: set[str] = set()
         self._ids = itertools.count()
+        # Called before each layer of a step, so that a long step can be told from one that hangs.
+        self.on_progress: Callable[[], None] = lambda: None
         self.num_steps = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
@@ -153,14 +162,22 @@ class Engine:
         *,
         request_id: str | None = None,
         tenant: str = "",
+        priority: str = "normal",
+        deadline_s: float | None = None,
         pins_prefix: bool = False,
     ) -> list[Request]:
         """Check a prompt against the model and the pool, and build its `params.n` sequences. Touches no engine state.
 
+        priority: one of "interactive", "normal", "batch" and "background", the most urgent first. tenant: whose it is;
+        tenants of a class get equal shares, and see nothing of each other in the prefix cache. deadline_s: seconds from
+        when it is queued, after which it ends with DeadlineExceededError wherever it is.
+
         Raises:
             PromptTooLongError: it can never fit, whatever else runs.
-            InvalidParameterError: an empty prompt, an id outside the vocabulary, a constraint that cannot be served.
+            InvalidParameterError: an empty prompt, an id outside the vocabulary, a constraint that cannot be served, an
+                unknown priority, or a deadline that is not a positive number.
         """
+        _check_urgency(priority, deadline_s)
         token_ids = self.tokenize(prompt)
         self._check_ids(token_ids, params)
         max_tokens = self._max_tokens(len(token_ids), params)
@@ -176,6 +193,8 @@ class Engine:
                 tenant=tenant,
                 pins_prefix=pins_prefix,
                 grammar=self.grammars.compile(params),
+                priority=priority,
+                deadline_s=deadline_s,
             )
             for index in range(params.n)
         ]
@@ -230,32 +249,38 @@ class Engine:
 
     def step(self) -> list[OutputDelta]:
         """Schedule, draft, compute, sample: running requests advance by some tokens. Returns what became known."""
+        late = self._expire()
         plan = self.scheduler.schedule()
         if not plan:
-            return self._unblock()
+            return late + self._unblock()
         self.num_steps += 1
         try:
             scheduled = {request.request_id for request in plan.requests}
             if self.speculator is not None:
                 self.speculator.draft(plan, self.scheduler)
             self._prepare_masks(plan)
-            complete, logits = self.runner.run(plan, lambda: scheduled <= self._abandoned)
+            complete, logits = self.runner.run(plan, lambda: self._is_abandoned(scheduled))
             choices = self.sampler.sample(complete, logits)
         except StepAbandonedError:
             # Nothing has been counted or published, so the requests stand as they stood until their abort takes them.
             for request in plan.requests:
                 request.draft_token_ids = []
-            return []
+            return late
         except Exception as error:
             log.exception("step failed: requests=%d", len(plan.requests))
-            return self._fail(plan.requests, StepFailedError(f"the step that computed this request failed: {error}"))
+            return late + self._fail(plan.requests, StepFailedError(error))
         self._count_computed(plan)
-        deltas = [self._advance(request, row) for request, row in zip(complete, choices, strict=True)]
+        self.scheduler.complete(plan)
+        deltas = late + [self._advance(request, row) for request, row in zip(complete, choices, strict=True)]
         if self.speculator is not None:
             self.speculator.learn(plan)
         if self.config.check_integrity:
             self.check_integrity()
         return deltas
+
+    def fail_all(self, error: EngineError) -> list[OutputDelta]:
+        """End every request with this error; for what no step could be blamed for."""
+        return self._fail([request for requests in self._requests.values() for request in requests], error)
 
     def is_live(self, request_id: str) -> bool:
         """Whether a request is queued or running."""
@@ -289,6 +314,7 @@ class Engine:
             num_draft_tokens=speculator.num_draft_tokens if speculator else 0,
             num_accepted_tokens=speculator.num_accepted_tokens if speculator else 0,
             num_accepted_by_position=tuple(speculator.num_accepted_by_position) if speculator else (),
+            num_waiting_by_priority=self.scheduler.waiting.num_waiting(),
         )
 
     def _prepare_masks(self, plan: StepPlan) -> None:
@@ -297,6 +323,19 @@ class Engine:
             drafts = request.draft_token_ids
             if request.grammar is not None and num_tokens - len(drafts) == request.num_missing:
                 request.grammar.prepare(drafts)
+
+    def _is_abandoned(self, request_ids: set[str]) -> bool:
+        self.on_progress()
+        return request_ids <= self._abandoned
+
+    def _expire(self) -> list[OutputDelta]:
+        deltas = []
+        for request in self.scheduler.expired():
+            assert request.deadline_s is not None, "only requests with a deadline expire"
+            running = request.status is RequestStatus.RUNNING
+            error = DeadlineExceededError(request.deadline_s, request.num_output_tokens, was_running=running)
+            deltas += self._fail([request], error)
+        return deltas
 
     def _count_computed(self, plan: StepPlan) -> None:
         for request, num_tokens in plan:
@@ -390,7 +429,7 @@ class Engine:
         """Nothing could be scheduled: right when there is no work, else the head of the queue would wait for ever."""
         if not self.scheduler.waiting or self.scheduler.running:
             return []
-        request = self.scheduler.waiting[0]
+        request = next(iter(self.scheduler.waiting))
         log.error("request can not be admitted to an idle engine: request_id=%s", request.request_id)
         return self._fail(
             [request], EngineError(f"{request.num_tokens:,} tokens do not fit the KV cache; this is a bug")
@@ -445,3 +484,11 @@ class Engine:
             raise PromptTooLongError(num_prompt_tokens, capacity, reserved, limited_by="cache")
         left = min(self.max_model_len, capacity) - num_prompt_tokens
         return params.max_tokens or min(left, self.config.default_max_tokens or left)
+
+
+def _check_urgency(priority: str, deadline_s: float | None) -> None:
+    if priority not in PRIORITIES:
+        allowed = ", ".join(f'"{name}"' for name in PRIORITIES)
+        raise InvalidParameterError("priority", f"must be one of {allowed}, got {priority!r}")
+    if deadline_s is not None and not 0 < deadline_s < float("inf"):
+        raise InvalidParameterError("deadline_s", f"must be a positive number of seconds (or None), got {deadline_s}")

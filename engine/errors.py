@@ -72,6 +72,84 @@ class StepFailedError(EngineError):
 
     code = "step_failed"
 
+    def __init__(self, cause: Exception) -> None:
+        message = f"the step that computed this request failed: {cause or type(cause).__name__}"
+        if _is_out_of_memory(cause):
+            message += (
+                "; the machine has too little memory for such a step: lower max_num_batched_tokens, max_num_seqs or "
+                "kv_memory_bytes, or take a smaller model"
+            )
+        super().__init__(message)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises a RuntimeError for a CPU, and a class of its own for a GPU, which this file does not import.
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "not enough memory" in text
+
+
+class QueueFullError(EngineError):
+    """As many requests wait as the engine lets wait.
+
+    Attributes:
+        num_waiting: sequences that wait or are about to.
+        max_queue_size: most that may.
+        retry_after_s: seconds after which a place should be free, from how fast the queue moved of late.
+    """
+
+    code = "queue_full"
+
+    def __init__(self, num_waiting: int, max_queue_size: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{num_waiting:,} requests are waiting, and at most {max_queue_size:,} may (max_queue_size): "
+            f"try again in {retry_after_s:.0f} s, or raise the limit"
+        )
+        self.num_waiting = num_waiting
+        self.max_queue_size = max_queue_size
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceededError(EngineError):
+    """A request was not finished by its deadline.
+
+    Attributes:
+        deadline_s: seconds that it was given.
+        num_output_tokens: tokens of its answer by then.
+    """
+
+    code = "deadline_exceeded"
+
+    def __init__(self, deadline_s: float, num_output_tokens: int, *, was_running: bool) -> None:
+        how_far = f"{num_output_tokens:,} tokens of its answer were ready" if was_running else "it was still waiting"
+        super().__init__(
+            f"the request was not finished within its deadline of {deadline_s:g} s; {how_far}: "
+            f"give it more time (deadline_s), fewer tokens (max_tokens) or a higher priority"
+        )
+        self.deadline_s = deadline_s
+        self.num_output_tokens = num_output_tokens
+
+
+class EngineStalledError(EngineError):
+    """The engine thread hangs in a step. It may recover, but requests are not left waiting for that."""
+
+    code = "engine_stalled"
+
+    def __init__(self, silent_s: float) -> None:
+        super().__init__(
+            f"the engine has made no progress for {silent_s:.1f} s although requests are waiting; its step hangs. "
+            "Try again later, and restart the server if it stays so"
+        )
+        self.silent_s = silent_s
+
+
+class EngineDrainingError(EngineError):
+    """The engine finishes what it has and takes nothing new."""
+
+    code = "engine_draining"
+
+    def __init__(self) -> None:
+        super().__init__("the engine is shutting down: it finishes its requests and takes no new ones; try again later")
+
 
 class StepAbandonedError(EngineError):
     """Nobody waits any more for what the step at hand computes. Never leaves the engine."""

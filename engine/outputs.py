@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 FINISH_STOP = "stop"
@@ -122,6 +123,7 @@ class EngineStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_by_position: tuple[int, ...] = ()
+    num_waiting_by_priority: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:

@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 from engine.detokenizer import Detokenizer
 from engine.sampling_params import SamplingParams
 
+# Classes of requests, the most urgent first.
+PRIORITIES = ("interactive", "normal", "batch", "background")
+
+
 if TYPE_CHECKING:
     from engine.grammar import Grammar
 
@@ -46,11 +50,18 @@ class Request:
         tenant: str = "",
         pins_prefix: bool = False,
         grammar: Grammar | None = None,
+        priority: str = "normal",
+        deadline_s: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.tenant = tenant
         self.pins_prefix = pins_prefix
+        self.priority = priority
+        self.deadline_s = deadline_s
+        # When it was queued, on the scheduler's clock, and as which one. Both are the scheduler's to set.
+        self.arrived_s = 0.0
+        self.arrival = 0
         self.params = params
         self.max_tokens = max_tokens
         self.detokenizer = detokenizer
@@ -74,6 +85,11 @@ class Request:
     @property
     def key(self) -> tuple[str, int]:
         return (self.request_id, self.index)
+
+    @property
+    def rank(self) -> int:
+        """0 for the most urgent class."""
+        return PRIORITIES.index(self.priority)
 
     @property
     def num_tokens(self) -> int:

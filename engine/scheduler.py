@@ -1,45 +1,63 @@
 """Which request gets how many tokens in the next step. Holds queues and no tensors.
 
-There is no prefill phase and no decode phase: each step gives running requests, then waiting ones, tokens out of one
-budget so that *computed* catches up with *tokens*. The method is vLLM's (chunked prefill, recompute preemption).
+There is no prefill phase and no decode phase: each step gives running requests tokens out of one budget so that
+*computed* catches up with *tokens*. The method is vLLM's (chunked prefill, recompute preemption), with priority classes
+and fair shares (`admission_queue`) and a prompt share that follows what steps cost (`step_cost`).
 """
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.admission_queue import AdmissionQueue
 from engine.kv_cache import KVCache
 from engine.request import Request, RequestStatus
+from engine.step_cost import StepCost
 
 # Share of the pool that an admission leaves free, so that running requests can grow before anything is preempted.
 WATERMARK = 0.01
+# Admissions from whose times it is told how fast the queue moves, and bounds of what is told.
+NUM_ADMISSIONS = 32
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 
 
 @dataclass
 class StepPlan:
     """Tokens to compute for each request, in batch order, and who lost its blocks to make room."""
 
+    started_s: float = 0.0
     num_tokens: dict[tuple[str, int], int] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
+    num_decoding: int = 0
+    num_prompt_tokens: int = 0
 
     def give(self, request: Request, num_tokens: int) -> None:
         self.requests.append(request)
         self.num_tokens[request.key] = num_tokens
+        if request.is_decoding:
+            self.num_decoding += 1
+        else:
+            self.num_prompt_tokens += num_tokens
 
     def add_drafts(self, request: Request, draft_token_ids: Sequence[int]) -> None:
         """Verify these proposals in the same step, behind the request's missing tokens."""
         request.draft_token_ids = list(draft_token_ids)
         self.num_tokens[request.key] += len(draft_token_ids)
 
-    def take_back(self, request: Request) -> int:
-        """Remove a request that was scheduled and then preempted; returns its tokens (0 if it had none)."""
-        if request.key not in self.num_tokens:
-            return 0
-        self.requests.remove(request)
-        return self.num_tokens.pop(request.key)
+    def take_back(self, request: Request) -> None:
+        """Remove a request that was preempted; harmless if it was not scheduled yet."""
+        if self.num_tokens.pop(request.key, 0):
+            self.requests.remove(request)
+            self.num_decoding -= request.is_decoding
+
+    @property
+    def total(self) -> int:
+        return sum(self.num_tokens.values())
 
     def __iter__(self) -> Iterator[tuple[Request, int]]:
         return ((request, self.num_tokens[request.key]) for request in self.requests)
@@ -49,24 +67,49 @@ class StepPlan:
 
 
 class Scheduler:
-    """Waiting and running requests of one engine."""
+    """Waiting and running requests of one engine. `prefill_share` bounds the prompt tokens of a step with answers."""
 
-    def __init__(self, kv_cache: KVCache, max_num_seqs: int, max_num_batched_tokens: int, prefill_share: int) -> None:
+    def __init__(
+        self,
+        kv_cache: KVCache,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        prefill_share: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.kv_cache = kv_cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.prefill_share = prefill_share
-        self.waiting: deque[Request] = deque()
+        self.clock = clock
+        self.cost = StepCost(kv_cache.block_size, prefill_share)
+        self.waiting = AdmissionQueue(clock)
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._with_deadline: dict[tuple[str, int], Request] = {}
+        self._arrivals = itertools.count()
+        self._admissions: deque[float] = deque(maxlen=NUM_ADMISSIONS)
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds until a place in the queue should be free, from how fast requests left it of late."""
+        times = list(self._admissions)
+        if not times:
+            return MIN_RETRY_S
+        # Up to now, not up to the last admission: a queue that stands still must say so.
+        return min(max((self.clock() - times[0]) / len(times), MIN_RETRY_S), MAX_RETRY_S)
+
     def add(self, request: Request) -> None:
         """Queue a request. The engine has refused those that can never fit."""
-        self.waiting.append(request)
+        request.arrived_s = self.clock()
+        request.arrival = next(self._arrivals)
+        if request.deadline_s is not None:
+            self._with_deadline[request.key] = request
+        self.waiting.add(request)
 
     def finish(self, request: Request) -> None:
         """Take a request out, whatever its state, and free its blocks. Twice is harmless."""
@@ -74,32 +117,35 @@ class Scheduler:
             return
         if request in self.running:
             self.running.remove(request)
-        elif request in self.waiting:
+        else:
             self.waiting.remove(request)
+        self._with_deadline.pop(request.key, None)
         self.kv_cache.release(request)
         request.status = RequestStatus.FINISHED
 
+    def expired(self) -> list[Request]:
+        """Requests, waiting or running, whose deadline has passed."""
+        if not self._with_deadline:
+            return []
+        now = self.clock()
+        return [
+            r for r in self._with_deadline.values() if r.deadline_s is not None and now >= r.arrived_s + r.deadline_s
+        ]
+
     def schedule(self) -> StepPlan:
-        """Plan one step. Running requests come first, the decoding ones before those still reading their prompt."""
-        plan = StepPlan()
-        budget = self.max_num_batched_tokens
-        decoding = [request for request in self.running if request.is_decoding]
-        prefilling = [request for request in self.running if not request.is_decoding]
-        # While something decodes, prompts get a share only: a long prompt must not stall the answers being read.
-        share = min(self.prefill_share, budget) if decoding else budget
-        for request in decoding + prefilling:
-            limit = budget if request.is_decoding else min(budget, share)
-            num_tokens = min(request.num_missing, limit)
+        """Plan one step: answers advance first, then newcomers are let in, then prompts share what is left."""
+        plan = StepPlan(self.clock())
+        for request in [request for request in self.running if request.is_decoding]:
+            num_tokens = min(request.num_missing, self.max_num_batched_tokens - plan.total)
+            # One of those before may have taken this one's blocks.
             if num_tokens == 0 or request.status is not RequestStatus.RUNNING:
                 continue
-            refund = self._make_room(request, request.num_computed + num_tokens, plan)
-            budget += refund
+            self._make_room(request, request.num_computed + num_tokens, plan)
             if request.status is RequestStatus.RUNNING:
                 plan.give(request, num_tokens)
-                budget -= num_tokens
-                share -= 0 if request.is_decoding else num_tokens
         if not plan.preempted:
-            self._admit(plan, budget, share)
+            self._admit()
+        self._share_prefill(plan)
         return plan
 
     def reserve_drafts(self, plan: StepPlan, request: Request, wanted: int) -> int:
@@ -111,47 +157,127 @@ class Scheduler:
         """
         if not request.is_decoding:
             return 0
-        budget = self.max_num_batched_tokens - sum(plan.num_tokens.values())
-        room = max(0, min(wanted, budget, request.max_tokens - request.num_output_tokens - 1))
+        room = max(
+            0, min(wanted, self.max_num_batched_tokens - plan.total, request.max_tokens - request.num_output_tokens - 1)
+        )
         while room and not self.kv_cache.grow(request, request.num_tokens + room):
             room -= 1
         return room
 
-    def _admit(self, plan: StepPlan, budget: int, share: int) -> None:
-        while self.waiting and len(self.running) < self.max_num_seqs and min(budget, share) > 0:
-            request = self.waiting[0]
-            prefix = self.kv_cache.find_prefix(request)
-            watermark = int(WATERMARK * self.kv_cache.pool.num_blocks) if self.running else 0
-            if not self.kv_cache.can_admit(request, prefix, watermark):
-                return
-            self.waiting.popleft()
-            self.kv_cache.admit(request, prefix)
-            # The whole of it is reserved now: a prompt admitted in part could wait for blocks that never come.
-            grown = self.kv_cache.grow(request, request.num_tokens)
-            assert grown, "admission checked that the request fits"
-            request.status = RequestStatus.RUNNING
-            self.running.append(request)
-            num_tokens = min(request.num_missing, budget, share)
-            plan.give(request, num_tokens)
-            budget -= num_tokens
-            share -= num_tokens
+    def complete(self, plan: StepPlan) -> None:
+        """Count a step that was computed, for tenants' shares and for the prompt share of later steps."""
+        for request in plan.requests:
+            self.waiting.charge(request, 0, int(request.num_missing <= 0))
+        self.cost.observe(plan.num_prompt_tokens, plan.num_decoding, self.clock() - plan.started_s)
 
-    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> int:
-        """Grow the request's table, preempting from the end of the running list while blocks are missing.
+    def _share_prefill(self, plan: StepPlan) -> None:
+        """Divide the prompt share: half for who came first, the rest to those with the least left to read.
 
-        Returns the tokens taken back from requests that were scheduled in this step and then preempted. The request
-        itself may be the last one, and then loses its blocks too.
+        So a short prompt does not wait for a long one to end, and a long one is not put off by short ones for ever.
         """
-        refund = 0
+        left = self.max_num_batched_tokens - plan.total
+        if plan.num_decoding:
+            left = min(left, self.cost.prefill_tokens())
+        prefilling = [request for request in self.running if not request.is_decoding and request.num_missing]
+        if not prefilling or left <= 0:
+            return
+        first = min(prefilling, key=lambda request: request.arrival)
+        tokens = {first.key: min(first.num_missing, -(-left // 2))}
+        left -= tokens[first.key]
+        others = sorted(prefilling, key=lambda request: (request is first, request.rank, request.num_missing))
+        for request in others:
+            before = tokens.get(request.key, 0)
+            more = min(request.num_missing - before, left)
+            tokens[request.key] = before + more
+            left -= more
+        for request in prefilling:
+            if tokens[request.key]:
+                plan.give(request, tokens[request.key])
+
+    def _admit(self) -> None:
+        """Let waiting requests in, in their order, until one does not fit.
+
+        A request is given room for its whole prompt at once: one admitted in part could wait for blocks that never
+        come. One whose next block a running request is computing waits for it, and others may pass.
+        """
+        if not self.waiting or len(self.running) >= self.max_num_seqs:
+            return
+        coming: dict[bytes, int] = {}
+        for request in self.running:
+            self._note_coming(request, coming)
+        held: set[tuple[str, int]] = set()
+        while len(self.running) < self.max_num_seqs:
+            for request in self.waiting:
+                if request.key in held:
+                    continue
+                prefix = self.kv_cache.find_prefix(request)
+                if not self._waits_for_prefix(request, len(prefix), coming):
+                    break
+                held.add(request.key)
+            else:
+                return
+            if not self._fits(request, prefix):
+                return
+            self._start(request, prefix)
+            self._note_coming(request, coming)
+
+    def _start(self, request: Request, prefix: list[int]) -> None:
+        self.waiting.admit(request)
+        self.kv_cache.admit(request, prefix)
+        grown = self.kv_cache.grow(request, request.num_tokens)
+        assert grown, "admission checked that the request fits"
+        request.status = RequestStatus.RUNNING
+        self.running.append(request)
+        self._admissions.append(self.clock())
+        if request.num_preemptions == 0:
+            # Now and not as it is computed: else a tenant could take all seats in one step.
+            self.waiting.charge(request, request.num_missing, 0)
+
+    def _fits(self, request: Request, prefix: list[int]) -> bool:
+        if not self.running:
+            return self.kv_cache.can_admit(request, prefix, 0)
+        kept = int(WATERMARK * self.kv_cache.pool.num_blocks)
+        if request.num_preemptions:
+            # Once is enough: it comes back when it and all that run can be computed to their ends.
+            kept = sum(self._blocks_to_grow(other) for other in (*self.running, request))
+        return self.kv_cache.can_admit(request, prefix, kept)
+
+    def _blocks_to_grow(self, request: Request) -> int:
+        held = max(len(request.block_table), self.kv_cache.blocks_for(request.num_tokens))
+        return max(0, self.kv_cache.blocks_for(request.num_prompt_tokens + request.max_tokens) - held)
+
+    def _note_coming(self, request: Request, coming: dict[bytes, int]) -> None:
+        """Note the hashes of the blocks that a running request is about to publish, with the class it runs in."""
+        if not self.kv_cache.enable_prefix_caching or request.is_decoding:
+            return
+        for block_hash in request.block_hashes[request.num_published :]:
+            coming[block_hash] = min(request.rank, coming.get(block_hash, request.rank))
+
+    def _waits_for_prefix(self, request: Request, num_found: int, coming: dict[bytes, int]) -> bool:
+        """Whether a running request of the same or a higher class is computing this one's first missing block.
+
+        Who computes it advances in every step or stops running, so the wait ends.
+        """
+        most = (request.num_tokens - 1) // self.kv_cache.block_size
+        if num_found >= most or not coming:
+            return False
+        rank = coming.get(request.block_hashes[num_found])
+        return rank is not None and rank <= request.rank
+
+    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> None:
+        """Grow the request's table, preempting the newest of the lowest class while blocks are missing.
+
+        The request itself may be that one, and then loses its blocks too.
+        """
         while not self.kv_cache.grow(request, num_tokens):
-            victim = self.running.pop()
-            refund += plan.take_back(victim)
+            victim = max(self.running, key=lambda running: (running.rank, running.arrival))
+            plan.take_back(victim)
+            self.running.remove(victim)
             self.kv_cache.release(victim)
             victim.status = RequestStatus.WAITING
             victim.num_preemptions += 1
             self.num_preemptions += 1
-            self.waiting.appendleft(victim)
+            self.waiting.add(victim)
             plan.preempted.append(victim)
             if victim is request:
-                break
-        return refund
+                return
