@@ -1,7 +1,8 @@
 """One thread that owns the device, and streams that any thread or event loop can read.
 
-Submissions and aborts go through an inbox that the engine thread drains between steps; every request has a sink to
-which its deltas are handed. Nothing but the engine thread touches the scheduler, the block pool or the model.
+Submissions and aborts go through an inbox that the engine thread empties between steps; every request has a ticket with
+the sink to which its deltas are handed. Nothing but the engine thread touches the scheduler, the block pool or the
+model. Tickets are closed by that thread, or by the watchdog when it hangs; whoever takes one out is the last to use it.
 """
 
 from __future__ import annotations
@@ -10,26 +11,45 @@ import asyncio
 import logging
 import queue
 import threading
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine, Prompt
-from engine.errors import EngineDeadError, EngineError
+from engine.errors import (
+    EngineDeadError,
+    EngineDrainingError,
+    EngineError,
+    EngineStalledError,
+    InvalidParameterError,
+    QueueFullError,
+    StepFailedError,
+)
 from engine.outputs import Completion, EngineStats, OutputDelta, RequestOutput
-from engine.request import Request
+from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
 from engine.tool_format import Syntax
+from engine.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
 Sink = Callable[[list[OutputDelta]], None]
 
-# With work at hand and no step finished for this long, the engine is not healthy. Far above any honest step.
-STALL_S = 30.0
+# On a GPU the first step compiles kernels, inside a layer.
+FIRST_GPU_STEP_S = 120.0
+# How often a thread that waits for the engine thread's end looks whether it hangs.
+JOIN_S = 0.25
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Who waits for a request's deltas, and its sequences."""
+
+    sink: Sink
+    requests: list[Request]
 
 
 class AsyncEngine:
@@ -39,10 +59,16 @@ class AsyncEngine:
         self.config = config
         self.engine = Engine(config)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._sinks: dict[str, Sink] = {}
-        self._thread: threading.Thread | None = None
+        # Guards what follows it; notified whenever tickets are closed.
+        self._changed = threading.Condition()
+        self._tickets: dict[str, Ticket] = {}
+        self._num_arriving = 0
+        self._draining = False
         self._stopping = False
-        self._heartbeat_s = time.monotonic()
+        self._thread: threading.Thread | None = None
+        self._is_warm = self.engine.runner.device.type == "cpu"
+        self._watchdog = Watchdog(self._stall_limit_s, lambda: bool(self._tickets) or self._stopping, self._on_stall)
+        self.engine.on_progress = self._watchdog.beat
 
     @property
     def model_name(self) -> str:
@@ -65,12 +91,32 @@ class AsyncEngine:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ragstone-engine", daemon=True)
             self._thread.start()
+            self._watchdog.watch(self._thread)
 
     def shutdown(self) -> None:
-        """Stop the thread after the step at hand; unfinished requests end with finish_reason "abort"."""
-        if self._thread is not None and self._thread.is_alive():
-            self._inbox.put(self._stop)
-            self._thread.join()
+        """Stop the thread after the step at hand; unfinished requests end with finish_reason "abort".
+
+        A thread that hangs is left behind: its requests have been failed, and it is a daemon.
+        """
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return
+        self._stopping = True
+        self._inbox.put(lambda: None)  # wakes it
+        while thread.is_alive() and not self._watchdog.stalled:
+            thread.join(JOIN_S)
+        self._watchdog.stop()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests, let queued and running ones finish for at most `timeout_s` seconds, then shut down.
+
+        Blocks. Returns whether all of them finished; the others end with finish_reason "abort".
+        """
+        with self._changed:
+            self._draining = True
+            finished = self._changed.wait_for(lambda: not self._tickets or not self._is_running, timeout_s)
+        self.shutdown()
+        return finished
 
     def stats(self) -> EngineStats:
         return self.engine.stats()
@@ -81,9 +127,10 @@ class AsyncEngine:
             return "the engine has not been started"
         if not self._thread.is_alive():
             return "the engine thread has stopped"
-        silent = time.monotonic() - self._heartbeat_s
-        if self.engine.has_work and silent > STALL_S:
-            return f"no step has finished for {silent:.0f} s although requests are waiting"
+        if self._watchdog.stalled:
+            return f"the engine has made no progress for {self._watchdog.silent_s:.1f} s: its step hangs"
+        if self._draining:
+            return "the engine is draining: it finishes its requests and takes no new ones"
         return "ready"
 
     def render_chat(
@@ -114,14 +161,23 @@ class AsyncEngine:
         return self.engine.tokenizer.decode(token_ids)
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, tenant: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        priority: str = "normal",
+        deadline_s: float | None = None,
     ) -> AsyncIterator[OutputDelta]:
         """Yield deltas as steps produce them; leaving the iteration early (close, cancel) aborts the request.
 
         Raises:
             PromptTooLongError, InvalidParameterError: before anything is queued.
-            EngineDeadError: the engine is not running.
+            QueueFullError: too many requests wait; it says when to try again.
+            EngineDeadError, EngineDrainingError, EngineStalledError: the engine does not run, ends or hangs.
             StepFailedError: the step that this request was part of failed.
+            DeadlineExceededError: it was not finished `deadline_s` seconds after it was queued.
         """
         loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[list[OutputDelta]] = asyncio.Queue()
@@ -134,7 +190,9 @@ class AsyncEngine:
         if params.constraint_field is not None:
             # May take a second, so not on the event loop; it is kept, and `make_requests` finds it.
             await asyncio.to_thread(self.engine.grammars.compile, params)
-        submitted = self._submit(prompt, params, sink, request_id=request_id, tenant=tenant)
+        submitted = self._submit(
+            prompt, params, sink, request_id, tenant=tenant, priority=priority, deadline_s=deadline_s
+        )
         unfinished = params.n
         try:
             while unfinished:
@@ -148,11 +206,20 @@ class AsyncEngine:
                 self.abort(submitted)
 
     def stream_sync(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, tenant: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        priority: str = "normal",
+        deadline_s: float | None = None,
     ) -> Iterator[OutputDelta]:
         """`stream` for callers without an event loop; closing the iterator aborts the request."""
         arrived: queue.SimpleQueue[list[OutputDelta]] = queue.SimpleQueue()
-        submitted = self._submit(prompt, params, arrived.put, request_id=request_id, tenant=tenant)
+        submitted = self._submit(
+            prompt, params, arrived.put, request_id, tenant=tenant, priority=priority, deadline_s=deadline_s
+        )
         unfinished = params.n
         try:
             while unfinished:
@@ -166,13 +233,23 @@ class AsyncEngine:
                 self.abort(submitted)
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, tenant: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        priority: str = "normal",
+        deadline_s: float | None = None,
     ) -> RequestOutput:
         """The whole answer; cancelling the call aborts the request."""
         output = RequestOutput(
             request_id or "", self.engine.tokenize(prompt), [Completion(index) for index in range(params.n)]
         )
-        async for delta in self.stream(prompt, params, request_id=request_id, tenant=tenant):
+        deltas = self.stream(
+            prompt, params, request_id=request_id, tenant=tenant, priority=priority, deadline_s=deadline_s
+        )
+        async for delta in deltas:
             output.request_id = delta.request_id
             output.num_cached_tokens = delta.num_cached_tokens
             output.completions[delta.index].add(delta)
@@ -188,79 +265,153 @@ class AsyncEngine:
 
         Returns how many tokens are pinned.
         """
-        self._require_alive()
-        done: queue.SimpleQueue[int | EngineError] = queue.SimpleQueue()
+        done: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+
+        def sink(deltas: list[OutputDelta]) -> None:
+            last = deltas[-1]
+            if last.finish_reason == "abort":
+                done.put(EngineDeadError("the engine stopped before the prefix was computed"))
+            elif last.finish_reason is not None:
+                done.put(last.error or last.num_prompt_tokens)
 
         def submit() -> None:
             try:
                 requests = self.engine.make_pin(token_ids)
+                if not requests:
+                    done.put(0)
+                    return
+                with self._changed:
+                    self._tickets[requests[0].request_id] = Ticket(sink, requests)
+                self.engine.add(requests)
             except EngineError as error:
                 done.put(error)
-                return
-            if not requests:
-                done.put(0)
-                return
-            first = requests[0]
-            self._sinks[first.request_id] = lambda deltas: done.put(
-                EngineDeadError("the engine stopped before the prefix was computed")
-                if deltas[-1].finish_reason == "abort"
-                else first.num_prompt_tokens
-            )
-            self.engine.add(requests)
 
-        self._inbox.put(submit)
+        with self._changed:
+            self._require_serving()
+            self._inbox.put(submit)
         result = done.get()
-        if isinstance(result, EngineError):
+        if isinstance(result, Exception):
             raise result
         return result
 
     def _submit(
-        self, prompt: Prompt, params: SamplingParams, sink: Sink, *, request_id: str | None, tenant: str
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        sink: Sink,
+        request_id: str | None,
+        *,
+        tenant: str,
+        priority: str,
+        deadline_s: float | None,
     ) -> str:
-        self._require_alive()
+        self._require_serving()
         request_id = request_id or f"req-{uuid.uuid4().hex}"
         # Tokenised and checked in the caller's thread: the engine thread only computes.
-        requests = self.engine.make_requests(prompt, params, request_id=request_id, tenant=tenant)
-        self._inbox.put(lambda: self._accept(requests, sink))
+        requests = self.engine.make_requests(
+            prompt, params, request_id=request_id, tenant=tenant, priority=priority, deadline_s=deadline_s
+        )
+        with self._changed:
+            self._require_serving()
+            self._require_room(len(requests))
+            if request_id in self._tickets:
+                raise InvalidParameterError(
+                    "request_id", f"{request_id!r} is in use by a request that has not finished"
+                )
+            self._tickets[request_id] = Ticket(sink, requests)
+            self._num_arriving += len(requests)
+            self._inbox.put(lambda: self._accept(requests))
         return request_id
 
-    def _accept(self, requests: list[Request], sink: Sink) -> None:
+    def _accept(self, requests: list[Request]) -> None:
+        request_id = requests[0].request_id
+        with self._changed:
+            self._num_arriving -= len(requests)
+            ticket = self._tickets.get(request_id)
+        if ticket is None or ticket.requests is not requests:
+            return  # the watchdog has failed it
         try:
             self.engine.add(requests)
         except EngineError as error:
-            # Only a doubled id can fail here; its first user's stream must not be touched.
-            sink([self.engine.refusal(request, error) for request in requests])
-            return
-        self._sinks[requests[0].request_id] = sink
+            self._close(request_id, error)
 
-    def _require_alive(self) -> None:
-        if self._thread is None or not self._thread.is_alive() or self._stopping:
+    def _require_serving(self) -> None:
+        if not self._is_running:
             raise EngineDeadError(f"the engine takes no requests: {self.check_health()}; start it (again)")
+        if self._watchdog.stalled:
+            raise EngineStalledError(self._watchdog.silent_s)
+        if self._draining:
+            raise EngineDrainingError()
+
+    def _require_room(self, num_sequences: int) -> None:
+        """Raise QueueFullError where the newcomers would make more wait than may; who gets a seat at once does not."""
+        scheduler, limit = self.engine.scheduler, self.config.max_queue_size
+        seats = max(0, scheduler.max_num_seqs - len(scheduler.running))
+        waiting = len(scheduler.waiting) + self._num_arriving
+        if waiting + num_sequences > limit + seats:
+            raise QueueFullError(waiting, limit, scheduler.retry_after_s)
+
+    @property
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive() and not self._stopping
+
+    def _stall_limit_s(self) -> float:
+        return self.config.stall_timeout_s if self._is_warm else max(self.config.stall_timeout_s, FIRST_GPU_STEP_S)
+
+    def _on_stall(self, silent_s: float) -> None:
+        """Fail whoever waits, from the watchdog's thread; the engine forgets them when its thread goes on."""
+        with self._changed:
+            request_ids = list(self._tickets)
+            for request_id in request_ids:
+                self._close(request_id, EngineStalledError(silent_s))
+        for request_id in request_ids:
+            self.abort(request_id)
+
+    def _close(self, request_id: str, error: EngineError) -> None:
+        """End a request's stream with an error, without the engine."""
+        with self._changed:
+            ticket = self._tickets.pop(request_id)
+            unfinished = [request for request in ticket.requests if request.status is not RequestStatus.FINISHED]
+            ticket.sink([self.engine.refusal(request, error) for request in unfinished])
+            self._changed.notify_all()
 
     def _run(self) -> None:
         try:
             while not self._stopping:
-                if not self.engine.has_work:
-                    self._rest()
+                self._watchdog.beat()
+                if self.engine.has_work:
+                    self._empty_inbox()
+                    self._deliver(self._step())
+                    self._is_warm = True
                 else:
-                    self._drain()
-                    self._deliver(self.engine.step())
-                self._heartbeat_s = time.monotonic()
+                    self._rest()
         except Exception:
             log.exception("the engine thread died")
         finally:
-            self._stopping = True
-            self._drain()
-            for request_id in list(self._sinks):
+            with self._changed:
+                self._stopping = True
+            self._empty_inbox()
+            for request_id in list(self._tickets):
                 self._deliver(self.engine.abort(request_id))
+            with self._changed:
+                self._changed.notify_all()
+
+    def _step(self) -> list[OutputDelta]:
+        try:
+            return self.engine.step()
+        except AssertionError:
+            raise  # the pool's books are wrong: to go on could mix one user's text into another's answer
+        except Exception as error:
+            log.exception("a step failed outside of the model")
+            return self.engine.fail_all(StepFailedError(error))
 
     def _rest(self) -> None:
         """Idle: verify that every block came back, then sleep until something arrives."""
         self.engine.check_integrity()
         self._inbox.get()()
-        self._drain()
+        self._empty_inbox()
 
-    def _drain(self) -> None:
+    def _empty_inbox(self) -> None:
         while True:
             try:
                 action = self._inbox.get_nowait()
@@ -269,16 +420,16 @@ class AsyncEngine:
             action()
 
     def _deliver(self, deltas: list[OutputDelta]) -> None:
-        """Hand each request's deltas of a step to its sink, and forget sinks whose request is over."""
+        """Hand each request's deltas of a step to its sink, and close tickets whose request is over."""
         by_request: dict[str, list[OutputDelta]] = {}
         for delta in deltas:
             by_request.setdefault(delta.request_id, []).append(delta)
-        for request_id, own in by_request.items():
-            sink = self._sinks.get(request_id)
-            if sink is not None:
-                sink(own)
-            if not self.engine.is_live(request_id):
-                self._sinks.pop(request_id, None)
-
-    def _stop(self) -> None:
-        self._stopping = True
+        with self._changed:
+            for request_id, own in by_request.items():
+                ticket = self._tickets.get(request_id)
+                if ticket is None:
+                    continue
+                ticket.sink(own)
+                if not self.engine.is_live(request_id):
+                    del self._tickets[request_id]
+            self._changed.notify_all()

@@ -25,7 +25,11 @@ class EngineConfig:
         max_num_batched_tokens: tokens computed in one step; longer prompts are chunked. A step cannot be interrupted,
             so an abort waits for it: 256 tokens of a small model are about half a second of two CPU cores.
         max_prefill_tokens_while_decoding: prompt tokens in a step in which another sequence decodes, so that a long
-            prompt does not stall running answers; None is a quarter of `max_num_batched_tokens`.
+            prompt does not stall running answers: an upper bound, below which the share follows measured step times;
+            None is a quarter of `max_num_batched_tokens`.
+        max_queue_size: sequences that may wait; `AsyncEngine` refuses more with QueueFullError.
+        stall_timeout_s: silence of the engine thread, with work at hand, after which it is taken to hang. It is heard
+            from before every layer of a step, so that long prompts are no silence.
         default_max_tokens: longest answer to a request that names no `max_tokens`; None is what is left of the context,
             which a small model that goes in circles will fill.
         speculation: where proposals for the next tokens come from: "ngram" (the text itself: answers that quote their
@@ -52,6 +56,8 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 256
     max_prefill_tokens_while_decoding: int | None = None
+    max_queue_size: int = 1024
+    stall_timeout_s: float = 4.0
     default_max_tokens: int | None = None
     speculation: str = "ngram"
     draft_model: str | Path | None = None
@@ -66,11 +72,14 @@ class EngineConfig:
             "block_size",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "max_queue_size",
             "num_draft_tokens",
             "max_speculative_rows",
         ):
             if getattr(self, field) < 1:
                 raise InvalidParameterError(field, f"must be at least 1, got {getattr(self, field)}")
+        if not 0 < self.stall_timeout_s < float("inf"):
+            raise InvalidParameterError("stall_timeout_s", f"must be a positive number, got {self.stall_timeout_s}")
         for field in (
             "max_model_len",
             "num_kv_blocks",
