@@ -107,7 +107,7 @@ def serve(
     ] = None,
     device: Annotated[str | None, typer.Option("--device", metavar="D", help="auto, cpu, cuda or cuda:N.")] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="T", help="auto, float32, bfloat16 or float16.")
+        str | None, typer.Option("--dtype", metavar="T", help="auto, float32, bfloat16, float16 or int8.")
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option("--max-model-len", metavar="N", help="Longest prompt + answer in tokens.")

@@ -79,7 +79,7 @@ class Settings(BaseSettings):
 
     # ── engine ───────────────────────────────────────────────────────────────────────────────────────────────────────
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="Type the model computes in.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field("auto", description="Type of the weights.")
     max_model_len: int | None = Field(
         None, ge=16, description="Longest prompt + answer in tokens (default: the model's)."
     )

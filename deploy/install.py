@@ -108,6 +108,8 @@ def install(extra: str, *, dev: bool) -> None:
     say("installing the other packages")
     extras = f"{extra},dev" if dev else extra
     pip("install", "--constraint", str(constraints), "--editable", f"{REPOSITORY}[{extras}]")
+    say("compiling the CPU kernels")
+    subprocess.run([PYTHON, "-m", "kernels.packed"], cwd=REPOSITORY, check=True)
 
 
 def make_venv() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from engine.errors import InvalidParameterError
 
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -14,8 +16,9 @@ class EngineConfig:
 
     Attributes:
         model: a `.gguf` file, or a folder with Hugging Face safetensors, `config.json` and `tokenizer.json`.
-        dtype: "float32", "bfloat16", "float16", or "auto" (bfloat16 where the device computes in it;
-            else float32, with bfloat16 weights for steps of few rows).
+        dtype: "float32", "bfloat16", "float16", "int8" (CPU only: weights packed in 4 to 8 bits, activations in 8), or
+            "auto": a quantised model on a CPU stays packed; otherwise bfloat16 where the device computes in it, else
+            float32, with bfloat16 weights for steps of few rows.
         device: "cpu", "cuda", "cuda:N", or "auto" (a GPU where there is one).
         max_model_len: most tokens of prompt and answer together; None takes the model's own limit.
         block_size: tokens in one block of the KV pool.
@@ -91,10 +94,8 @@ class EngineConfig:
             if value is not None and value < 1:
                 raise InvalidParameterError(field, f"must be at least 1 (or None for the default), got {value}")
         self._check_speculation()
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise InvalidParameterError(
-                "dtype", f'must be "auto", "float32", "bfloat16" or "float16", got {self.dtype!r}'
-            )
+        if self.dtype not in DTYPES:
+            raise InvalidParameterError("dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
 
     def _check_speculation(self) -> None:
         if self.speculation not in ("ngram", "draft", "off"):

@@ -9,40 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from engine.decoder import Decoder
 from engine.errors import InvalidParameterError
 from engine.request import Request
 from engine.scheduler import StepPlan
 from engine.speculation import LONGEST_MATCH
 from engine.step_batch import StepBatch
+from engine.step_decoder import StepDecoder, load_decoder, pick_format
 from engine.tokenizer import Tokenizer
-from engine.weights import load
+from engine.weights import Checkpoint
 
 
 def load_draft(
-    path: Path, target: Tokenizer, *, dtype: torch.dtype, device: torch.device, max_position: int, halved: bool
-) -> Decoder:
+    checkpoint: Checkpoint, target: Tokenizer, *, device: torch.device, block_size: int, max_position: int
+) -> StepDecoder:
     """The decoder of a draft model for a target with this tokenizer.
 
     Raises:
         ModelLoadError: its files are missing, broken or not supported.
         InvalidParameterError: it has another tokenizer; the message names the first difference.
     """
-    loaded = load(path, dtype, device)
-    difference = tokenizer_difference(target, loaded.tokenizer)
+    difference = tokenizer_difference(target, checkpoint.tokenizer)
     if difference is not None:
         raise InvalidParameterError(
             "draft_model",
-            f"{path} has another tokenizer than the model it should draft for: {difference}; give a model of the same "
-            f"family, whose token ids mean the same",
+            f"{checkpoint.name} has another tokenizer than the model it should draft for: {difference}; give a model "
+            f"of the same family, whose token ids mean the same",
         )
-    return Decoder(
-        loaded.config, loaded.tensors, max_position=max_position, rope_divisors=loaded.rope_divisors, halved=halved
-    )
+    # Nothing depends on the draft model's last bits, so it computes in what is fastest here.
+    weight_format = pick_format(checkpoint, "auto", device, block_size)
+    return load_decoder(checkpoint, weight_format, device, max_position=max_position, halved=True, exact=False)
 
 
 def tokenizer_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
@@ -70,7 +68,7 @@ class DraftModel:
     acceptance it lacks the last draft, after steps without drafts some tokens; it catches up before it drafts again.
     """
 
-    def __init__(self, decoder: Decoder, block_size: int, vocab_size: int) -> None:
+    def __init__(self, decoder: StepDecoder, block_size: int, vocab_size: int) -> None:
         self.decoder = decoder
         self.block_size = block_size
         # Embeddings may be padded to different sizes; ids beyond the smaller one mean nothing.

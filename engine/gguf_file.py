@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import ModelLoadError
@@ -74,12 +75,25 @@ class GGUFFile:
     def tensor_names(self) -> list[str]:
         return list(self._infos)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """In torch's order, [out, in]."""
+        return self._infos[name].shape
+
+    def type_name(self, name: str) -> str:
+        """One of SUPPORTED_TYPES."""
+        return str(self._gguf.GGMLQuantizationType(self._infos[name].type_id).name)
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        """A tensor's bytes as they lie in the file."""
+        info = self._infos[name]
+        start = self._data_start + info.offset
+        return np.frombuffer(self._bytes, dtype=np.uint8, count=self._num_bytes(info), offset=start)
+
     def tensor(self, name: str) -> Tensor:
         """One tensor as float32."""
         info = self._infos[name]
         kind = self._gguf.GGMLQuantizationType(info.type_id)
-        start = self._data_start + info.offset
-        raw = np.frombuffer(self._bytes, dtype=np.uint8, count=self._num_bytes(info), offset=start)
+        raw = self.raw(name)
         # One long row: blocks are independent, and the library would go through short rows sixteen at a time.
         if kind.name in ("F32", "F16"):
             values = raw.view(np.float32 if kind.name == "F32" else np.float16).astype(np.float32)

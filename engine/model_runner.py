@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.decoder import Decoder
 from engine.draft_model import load_draft
 from engine.errors import InvalidParameterError
 from engine.request import Request
 from engine.scheduler import StepPlan
 from engine.step_batch import StepBatch
-from engine.weights import LoadedModel, load
+from engine.step_decoder import StepDecoder, load_decoder, pick_format
+from engine.weights import open_checkpoint
 
 # Keys and values on a CPU: at most this much, and at most a quarter of the memory that is free.
 CPU_KV_BYTES = 1 << 30
@@ -24,25 +24,27 @@ GPU_KV_SHARE = 0.85
 
 
 class ModelRunner:
-    """The model on its device, with one pool of keys and values for each layer."""
+    """The model on its device, with its pools of keys and values, and its draft model where there is one.
+
+    Attributes:
+        weight_format: "packed" (4 and 8 bits), or the torch dtype's name.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self.device = _pick_device(config.device)
-        self.dtype = _pick_dtype(config.dtype, self.device)
-        loaded: LoadedModel = load(Path(config.model), self.dtype, self.device)
-        self.model_name = loaded.name
-        self.tokenizer = loaded.tokenizer
-        self.model_config = loaded.config
-        self.max_model_len = min(config.max_model_len or loaded.config.max_position, loaded.config.max_position)
-        self.decoder = Decoder(
-            loaded.config,
-            loaded.tensors,
+        checkpoint = open_checkpoint(Path(config.model))
+        self.model_name = checkpoint.name
+        self.tokenizer = checkpoint.tokenizer
+        self.model_config = checkpoint.config
+        self.max_model_len = min(config.max_model_len or checkpoint.config.max_position, checkpoint.config.max_position)
+        self.weight_format = pick_format(checkpoint, config.dtype, self.device, config.block_size)
+        self.decoder = load_decoder(
+            checkpoint,
+            self.weight_format,
+            self.device,
             max_position=self.max_model_len,
-            rope_divisors=loaded.rope_divisors,
-            # Exactness was not asked for, and this CPU has no bfloat16 arithmetic: read half the bytes where that
-            # decides.
-            halved=config.dtype == "auto" and not config.deterministic and self._is_float_cpu(self.dtype),
-            deterministic=config.deterministic,
+            halved=config.dtype == "auto" and not config.deterministic,
+            exact=config.deterministic,
         )
         self.draft_decoder = self._load_draft(config)
         self.block_size = config.block_size
@@ -67,22 +69,16 @@ class ModelRunner:
         batch, complete = StepBatch.of(plan, self.block_size)
         return complete, self.decoder.forward(batch, is_abandoned)
 
-    def _load_draft(self, config: EngineConfig) -> Decoder | None:
+    def _load_draft(self, config: EngineConfig) -> StepDecoder | None:
         if config.draft_model is None:
             return None
-        # Nothing depends on the draft model's last bits, so it computes in what is fastest here.
-        dtype = _pick_dtype("auto", self.device)
         return load_draft(
-            Path(config.draft_model),
+            open_checkpoint(Path(config.draft_model)),
             self.tokenizer,
-            dtype=dtype,
             device=self.device,
+            block_size=config.block_size,
             max_position=self.max_model_len,
-            halved=self._is_float_cpu(dtype),
         )
-
-    def _is_float_cpu(self, dtype: torch.dtype) -> bool:
-        return self.device.type == "cpu" and dtype == torch.float32
 
     def _pool_size(self, config: EngineConfig) -> int:
         if config.num_kv_blocks is not None:
@@ -121,13 +117,3 @@ def _pick_device(name: str) -> torch.device:
             "device", f'{name!r} was asked for, but torch sees no CUDA device; use "cpu" or "auto"'
         )
     return device
-
-
-def _pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
-    if device.type == "cuda":
-        return torch.bfloat16
-    # Without AVX-512 torch emulates bfloat16 products, several times slower than float32 at many rows.
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32

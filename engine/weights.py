@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from engine import model_config
 from engine.errors import ModelLoadError
 from engine.gguf_file import GGUFFile
 from engine.model_config import ModelConfig
+from engine.packed_weights import PackedTensors, Reorder, cached, pack_floats, pack_gguf
 from engine.tokenizer import Tokenizer
 
 _GGUF_LAYER_NAMES = {
@@ -38,46 +41,84 @@ _GGUF_NAMES = {
 }
 
 
-@dataclass
-class LoadedModel:
-    """A model's shape, its tensors by Hugging Face name, its tokenizer, and rotary divisors (some GGUF files)."""
+class Checkpoint(Protocol):
+    """An opened model: its shape and tokenizer are read and checked, its tensors are not read yet.
+
+    Attributes:
+        is_quantized: whether its matrices are stored in 4 to 8 bits.
+        rope_divisors: divisors of the rotary frequencies that some GGUF files carry.
+        tensor_bytes: bytes of all tensors as stored.
+    """
 
     name: str
     config: ModelConfig
-    tensors: dict[str, Tensor]
     tokenizer: Tokenizer
-    rope_divisors: Tensor | None = None
+    is_quantized: bool
+    rope_divisors: Tensor | None
+    tensor_bytes: int
+
+    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """All tensors by Hugging Face name."""
+
+    def packed(self) -> PackedTensors:
+        """All tensors in the packed formats of `kernels.packed`; kept beside the model for the next start."""
 
 
-def load(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Load a `.gguf` file or a Hugging Face folder; tensors come in `dtype` on `device`.
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a `.gguf` file or a Hugging Face folder.
 
     Raises:
         ModelLoadError: something is missing, broken, or not supported; the message names the file.
     """
     if path.is_file() and path.suffix == ".gguf":
-        loaded = _load_gguf(path, dtype, device)
-    elif path.is_dir():
-        loaded = _load_folder(path, dtype, device)
-    else:
-        raise ModelLoadError(f"{path} is neither a .gguf file nor a folder with config.json and *.safetensors")
-    _check_shapes(loaded, path)
-    return loaded
+        return GGUFCheckpoint(path)
+    if path.is_dir():
+        return FolderCheckpoint(path)
+    raise ModelLoadError(f"{path} is neither a .gguf file nor a folder with config.json and *.safetensors")
 
 
-def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    config = model_config.from_folder(folder)
-    tensors: dict[str, Tensor] = {}
-    for file in _safetensors_files(folder):
-        try:
-            with safe_open(file, framework="pt", device="cpu") as opened:
-                for name in opened.keys():  # noqa: SIM118 - not a mapping
-                    tensors[name] = opened.get_tensor(name).to(device=device, dtype=dtype)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(
-                f"{file} is not a readable safetensors file (truncated or corrupt?): {error}"
-            ) from error
-    return LoadedModel(folder.name, config, tensors, Tokenizer.from_folder(folder))
+class FolderCheckpoint:
+    """A Hugging Face folder: config.json, tokenizer.json and one or more *.safetensors."""
+
+    is_quantized = False
+    rope_divisors: Tensor | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self.name = folder.name
+        self.config = model_config.from_folder(folder)
+        self._files = _safetensors_files(folder)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for opened in self._opened("pt"):
+            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        self.tensor_bytes = sum(file.stat().st_size for file in self._files)
+        self.tokenizer = Tokenizer.from_folder(folder)
+        _check_shapes(shapes, self.config, self.tokenizer, folder)
+
+    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        return {
+            name: opened.get_tensor(name).to(device=device, dtype=dtype)
+            for opened in self._opened("pt")
+            for name in opened.keys()  # noqa: SIM118 - not a mapping
+        }
+
+    def packed(self) -> PackedTensors:
+        return cached(self.path, lambda: pack_floats(self._floats()))
+
+    def _floats(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        for opened in self._opened("pt"):
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                yield name, opened.get_tensor(name).float().numpy()
+
+    def _opened(self, framework: str) -> Iterator[Any]:
+        for file in self._files:
+            try:
+                with safe_open(file, framework=framework, device="cpu") as opened:
+                    yield opened
+            except (SafetensorError, OSError) as error:
+                raise ModelLoadError(
+                    f"{file} is not a readable safetensors file (truncated or corrupt?): {error}"
+                ) from error
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
@@ -93,42 +134,70 @@ def _safetensors_files(folder: Path) -> list[Path]:
     return files
 
 
-def _load_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    file = GGUFFile(path)
-    config = model_config.from_gguf(file.metadata, file.tensor_names, str(path))
-    # Files of the `llama` architecture store rotated pairs side by side; this engine (like Hugging Face) halves apart.
-    interleaved = file.metadata["general.architecture"] == "llama"
-    tensors = {}
-    for name, tensor in _renamed(file):
-        if interleaved and (".q_proj." in name or ".k_proj." in name):
-            tensor = _deinterleave(tensor, config.num_heads if ".q_proj." in name else config.num_kv_heads)
-        tensors[name] = tensor.to(device=device, dtype=dtype)
-    divisors = file.tensor("rope_freqs.weight") if "rope_freqs.weight" in file.tensor_names else None
-    return LoadedModel(path.stem, config, tensors, Tokenizer.from_gguf(file.metadata), divisors)
+class GGUFCheckpoint:
+    """A GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.stem
+        self._file = GGUFFile(path)
+        metadata = self._file.metadata
+        self.config = model_config.from_gguf(metadata, self._file.tensor_names, str(path))
+        # Files of the `llama` architecture store rotated pairs side by side; this engine (like Hugging Face) halves
+        # apart.
+        self._interleaved = metadata["general.architecture"] == "llama"
+        self._names = list(_renamed(self._file))
+        self.is_quantized = any(self._file.type_name(source).startswith("Q") for source, _ in self._names)
+        self.tensor_bytes = path.stat().st_size
+        has_divisors = "rope_freqs.weight" in self._file.tensor_names
+        self.rope_divisors = self._file.tensor("rope_freqs.weight") if has_divisors else None
+        self.tokenizer = Tokenizer.from_gguf(metadata)
+        shapes = {name: self._file.shape(source) for source, name in self._names}
+        _check_shapes(shapes, self.config, self.tokenizer, path)
+
+    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        tensors = {}
+        for source, name in self._names:
+            tensor, reorder = self._file.tensor(source), self._reorder(name)
+            if reorder is not None:
+                tensor = torch.from_numpy(reorder(tensor.numpy()))
+            tensors[name] = tensor.to(device=device, dtype=dtype)
+        return tensors
+
+    def packed(self) -> PackedTensors:
+        names = [(source, name, self._reorder(name)) for source, name in self._names]
+        return cached(self.path, lambda: pack_gguf(self._file, names))
+
+    def _reorder(self, name: str) -> Reorder | None:
+        """How to bring the rows of a tensor into Hugging Face's order; None where they are."""
+        if not self._interleaved or not (".q_proj." in name or ".k_proj." in name):
+            return None
+        heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
+        return lambda rows: _deinterleave(rows, heads)
 
 
-def _renamed(file: GGUFFile) -> Iterator[tuple[str, Tensor]]:
+def _renamed(file: GGUFFile) -> Iterator[tuple[str, str]]:
+    """(name in the file, Hugging Face name) of every weight."""
     for name in file.tensor_names:
         if name == "rope_freqs.weight":
             continue
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
         if match and match[2] in _GGUF_LAYER_NAMES:
-            yield f"model.layers.{match[1]}.{_GGUF_LAYER_NAMES[match[2]]}.{match[3]}", file.tensor(name)
+            yield name, f"model.layers.{match[1]}.{_GGUF_LAYER_NAMES[match[2]]}.{match[3]}"
         elif name in _GGUF_NAMES:
-            yield _GGUF_NAMES[name], file.tensor(name)
+            yield name, _GGUF_NAMES[name]
         else:
             raise ModelLoadError(f"{file.path} holds a tensor {name!r} that no supported architecture has")
 
 
-def _deinterleave(tensor: Tensor, num_heads: int) -> Tensor:
-    shape = tensor.shape
+def _deinterleave(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
+    shape = rows.shape
     pairs = shape[0] // num_heads // 2
-    return tensor.reshape(num_heads, pairs, 2, *shape[1:]).transpose(1, 2).reshape(shape).contiguous()
+    return np.ascontiguousarray(rows.reshape(num_heads, pairs, 2, *shape[1:]).swapaxes(1, 2)).reshape(shape)
 
 
-def _check_shapes(loaded: LoadedModel, path: Path) -> None:
+def _check_shapes(shapes: dict[str, tuple[int, ...]], config: ModelConfig, tokenizer: Tokenizer, path: Path) -> None:
     """Refuse a checkpoint whose tensors do not fit its configuration or tokenizer, naming the first that does not."""
-    config = loaded.config
     hidden, inner, q = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
     kv = config.num_kv_heads * config.head_dim
     expected: dict[str, tuple[int, ...]] = {
@@ -151,15 +220,15 @@ def _check_shapes(loaded: LoadedModel, path: Path) -> None:
             prefix + "post_attention_layernorm.weight": (hidden,),
         }
     for name, shape in expected.items():
-        tensor = loaded.tensors.get(name)
-        if tensor is None:
+        given = shapes.get(name)
+        if given is None:
             raise ModelLoadError(f"{path} lacks the tensor {name}")
-        if tuple(tensor.shape) != shape:
+        if given != shape:
             raise ModelLoadError(
-                f"{path}: tensor {name} has shape {list(tensor.shape)}, its configuration needs {list(shape)}"
+                f"{path}: tensor {name} has shape {list(given)}, its configuration needs {list(shape)}"
             )
-    if loaded.tokenizer.vocab_size > config.vocab_size:
+    if tokenizer.vocab_size > config.vocab_size:
         raise ModelLoadError(
-            f"{path}: the tokenizer knows {loaded.tokenizer.vocab_size:,} tokens, the model only "
+            f"{path}: the tokenizer knows {tokenizer.vocab_size:,} tokens, the model only "
             f"{config.vocab_size:,}: tokenizer and weights do not belong together"
         )

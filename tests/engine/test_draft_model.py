@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from engine import Engine, EngineConfig, SamplingParams, errors
 from engine.gguf_file import GGUFFile
 from engine.tokenizer_spec import spec_from_gguf
-from engine.weights import LoadedModel, load
+from engine.weights import open_checkpoint
 from tests.engine.prompts import PROMPTS
 from tests.engine.test_exactness import GREEDY, SEEDED, TINY_PROMPTS, exact, make_exact
 from tests.engine.test_speculation import run
@@ -104,11 +104,11 @@ def test_a_draft_model_and_the_choice_to_use_one_go_together(settings: dict[str,
 
 def save_first_layers(path: Path, num_layers: int, folder: Path) -> None:
     """A Hugging Face folder with the first layers of a GGUF file of the `llama` architecture."""
-    loaded: LoadedModel = load(path, torch.bfloat16, torch.device("cpu"))
-    config = loaded.config
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
     kept = {
         name: tensor
-        for name, tensor in loaded.tensors.items()
+        for name, tensor in checkpoint.tensors(torch.bfloat16, torch.device("cpu")).items()
         if not name.startswith("model.layers.") or int(name.split(".")[2]) < num_layers
     }
     save_file(kept, folder / "model.safetensors")

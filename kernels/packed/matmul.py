@@ -1,0 +1,172 @@
+"""Products of packed weights with quantised activations, panel by panel.
+
+    out[r, 16·p + lane] = Σ_b  scale[p, b, lane] · xs[r, b] · Σ_i code[p, b, lane, i] · xq[r, b, i]
+                             + least[p, b, lane] · xs[r, b] · Σ_i xq[r, b, i]
+
+over the blocks b of 32 inputs i (`least` is of 4-bit formats only). Layouts are `kernels.packed.formats`'. The sum
+inside a block is of integers and exact, blocks are added in order: so a row's result does not depend on which rows are
+computed with it, bit for bit. Method: int8 activations per block of 32 as in llama.cpp's Q8_1, panels of interleaved
+output rows as in its repacked formats.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from kernels.packed.simd import (
+    broadcast_quad,
+    dot_bytes,
+    dot_nibbles,
+    dot_total,
+    dot_zero,
+    fma,
+    high_nibbles,
+    load_f16x16,
+    load_f32,
+    load_u8x64,
+    low_nibbles,
+    multiply,
+    splat_f32,
+    store_f32x16,
+    to_float,
+    zero_i32,
+)
+
+INT4_BLOCK_BYTES = 320
+INT8_BLOCK_BYTES = 544
+
+
+@njit(forceinline=True)
+def _scaled(total, scale, least, block_sums, out):
+    """Add one block's integer dot product, scaled, and its constant part."""
+    out = fma(to_float(dot_total(total)), multiply(scale, splat_f32(load_f32(block_sums))), out)
+    return fma(least, splat_f32(load_f32(block_sums + 4)), out)
+
+
+@njit(forceinline=True)
+def int4_panel_row(panel, num_blocks, x, sums, out):
+    """One row times one int4 panel: sixteen outputs."""
+    a = splat_f32(0.0)
+    for block in range(num_blocks):
+        w, xb, sb = panel + block * INT4_BLOCK_BYTES, x + block * 32, sums + block * 8
+        t = dot_zero()
+        for j in range(4):
+            packed = load_u8x64(w + 64 * j)
+            t = dot_nibbles(t, low_nibbles(packed), broadcast_quad(xb + 4 * j))
+            t = dot_nibbles(t, high_nibbles(packed), broadcast_quad(xb + 16 + 4 * j))
+        a = _scaled(t, load_f16x16(w + 256), load_f16x16(w + 288), sb, a)
+    store_f32x16(out, a)
+
+
+@njit(forceinline=True)
+def int4_panel_rows4(panel, num_blocks, x, x_stride, sums, sums_stride, out, out_stride):
+    """Four rows times one int4 panel: codes are unpacked once for all four."""
+    a0 = a1 = a2 = a3 = splat_f32(0.0)
+    for block in range(num_blocks):
+        w, xb, sb = panel + block * INT4_BLOCK_BYTES, x + block * 32, sums + block * 8
+        t0 = t1 = t2 = t3 = dot_zero()
+        for j in range(4):
+            packed = load_u8x64(w + 64 * j)
+            low, high = low_nibbles(packed), high_nibbles(packed)
+            xl, xh = xb + 4 * j, xb + 16 + 4 * j
+            t0 = dot_nibbles(dot_nibbles(t0, low, broadcast_quad(xl)), high, broadcast_quad(xh))
+            xl, xh = xl + x_stride, xh + x_stride
+            t1 = dot_nibbles(dot_nibbles(t1, low, broadcast_quad(xl)), high, broadcast_quad(xh))
+            xl, xh = xl + x_stride, xh + x_stride
+            t2 = dot_nibbles(dot_nibbles(t2, low, broadcast_quad(xl)), high, broadcast_quad(xh))
+            xl, xh = xl + x_stride, xh + x_stride
+            t3 = dot_nibbles(dot_nibbles(t3, low, broadcast_quad(xl)), high, broadcast_quad(xh))
+        scale, least = load_f16x16(w + 256), load_f16x16(w + 288)
+        a0 = _scaled(t0, scale, least, sb, a0)
+        a1 = _scaled(t1, scale, least, sb + sums_stride, a1)
+        a2 = _scaled(t2, scale, least, sb + 2 * sums_stride, a2)
+        a3 = _scaled(t3, scale, least, sb + 3 * sums_stride, a3)
+    store_f32x16(out, a0)
+    store_f32x16(out + out_stride, a1)
+    store_f32x16(out + 2 * out_stride, a2)
+    store_f32x16(out + 3 * out_stride, a3)
+
+
+@njit(forceinline=True)
+def int8_panel_row(panel, num_blocks, x, sums, out):
+    """One row times one int8 panel."""
+    a = splat_f32(0.0)
+    for block in range(num_blocks):
+        w, xb, sb = panel + block * INT8_BLOCK_BYTES, x + block * 32, sums + block * 8
+        t = zero_i32()
+        for j in range(8):
+            t = dot_bytes(t, load_u8x64(w + 64 * j), broadcast_quad(xb + 4 * j))
+        a = fma(to_float(t), multiply(load_f16x16(w + 512), splat_f32(load_f32(sb))), a)
+    store_f32x16(out, a)
+
+
+@njit(forceinline=True)
+def int8_panel_rows4(panel, num_blocks, x, x_stride, sums, sums_stride, out, out_stride):
+    """Four rows times one int8 panel."""
+    a0 = a1 = a2 = a3 = splat_f32(0.0)
+    for block in range(num_blocks):
+        w, xb, sb = panel + block * INT8_BLOCK_BYTES, x + block * 32, sums + block * 8
+        t0 = t1 = t2 = t3 = zero_i32()
+        for j in range(8):
+            code, xj = load_u8x64(w + 64 * j), xb + 4 * j
+            t0 = dot_bytes(t0, code, broadcast_quad(xj))
+            t1 = dot_bytes(t1, code, broadcast_quad(xj + x_stride))
+            t2 = dot_bytes(t2, code, broadcast_quad(xj + 2 * x_stride))
+            t3 = dot_bytes(t3, code, broadcast_quad(xj + 3 * x_stride))
+        scale = load_f16x16(w + 512)
+        a0 = fma(to_float(t0), multiply(scale, splat_f32(load_f32(sb))), a0)
+        a1 = fma(to_float(t1), multiply(scale, splat_f32(load_f32(sb + sums_stride))), a1)
+        a2 = fma(to_float(t2), multiply(scale, splat_f32(load_f32(sb + 2 * sums_stride))), a2)
+        a3 = fma(to_float(t3), multiply(scale, splat_f32(load_f32(sb + 3 * sums_stride))), a3)
+    store_f32x16(out, a0)
+    store_f32x16(out + out_stride, a1)
+    store_f32x16(out + 2 * out_stride, a2)
+    store_f32x16(out + 3 * out_stride, a3)
+
+
+@njit
+def int4_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_stride):
+    """Panels `first` to `last` of an int4 weight times all rows. Addresses: weight, x, sums, out; strides in bytes."""
+    x_stride, sums_stride, panel_bytes = num_blocks * 32, num_blocks * 8, num_blocks * INT4_BLOCK_BYTES
+    for p in range(first, last):
+        panel, o = weight + p * panel_bytes, out + p * 64
+        row = 0
+        while row + 4 <= num_rows:
+            int4_panel_rows4(
+                panel,
+                num_blocks,
+                x + row * x_stride,
+                x_stride,
+                sums + row * sums_stride,
+                sums_stride,
+                o + row * out_stride,
+                out_stride,
+            )
+            row += 4
+        while row < num_rows:
+            int4_panel_row(panel, num_blocks, x + row * x_stride, sums + row * sums_stride, o + row * out_stride)
+            row += 1
+
+
+@njit
+def int8_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_stride):
+    """`int4_panels` for an int8 weight."""
+    x_stride, sums_stride, panel_bytes = num_blocks * 32, num_blocks * 8, num_blocks * INT8_BLOCK_BYTES
+    for p in range(first, last):
+        panel, o = weight + p * panel_bytes, out + p * 64
+        row = 0
+        while row + 4 <= num_rows:
+            int8_panel_rows4(
+                panel,
+                num_blocks,
+                x + row * x_stride,
+                x_stride,
+                sums + row * sums_stride,
+                sums_stride,
+                o + row * out_stride,
+                out_stride,
+            )
+            row += 4
+        while row < num_rows:
+            int8_panel_row(panel, num_blocks, x + row * x_stride, sums + row * sums_stride, o + row * out_stride)
+            row += 1

@@ -1,0 +1,321 @@
+"""Packed weights laid out for `kernels.packed.step`, the team that runs it, and the buffers between its phases."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numba import njit
+from numpy.typing import NDArray
+
+from kernels.packed import step
+from kernels.packed.attention import SPLIT, TILE
+from kernels.packed.formats import INT4_BLOCK_BYTES, Bytes
+from kernels.packed.simd import atomic_add
+from kernels.packed.team import GENERATION, PARKED, SHARED_WORDS
+
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+# Steps of more rows are run layer by layer, so that they can be broken off in between.
+ROWS_IN_ONE_GO = 32
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """Weights of one layer: packed products (each the parts of one fused product) and float32 vectors."""
+
+    input_norm: Floats
+    post_norm: Floats
+    qkv: Sequence[Bytes]
+    output: Sequence[Bytes]
+    gate_up: Sequence[Bytes]
+    down: Sequence[Bytes]
+    qkv_bias: Floats | None = None
+    q_norm: Floats | None = None
+    k_norm: Floats | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class PackedShape:
+    """Sizes of a decoder whose every width is a multiple of 32 and whose head_dim is one too."""
+
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    eps: float
+    scale: float
+
+
+@dataclass
+class Sequences:
+    """The sequences of a step, side by side: new tokens of each, keys each will have, and their blocks."""
+
+    query_lens: Ids
+    context_lens: Ids
+    tables: list[Ids]
+
+
+class Team:
+    """Threads that run compiled steps together with whoever calls `run`."""
+
+    _shared_team: ClassVar[Team | None] = None
+
+    @classmethod
+    def shared(cls) -> Team:
+        """The process's team, of as many threads as torch uses: models take turns, since two teams would fight for the
+        same cores."""
+        if cls._shared_team is None:
+            cls._shared_team = cls(torch.get_num_threads())
+        return cls._shared_team
+
+    def __init__(self, num_threads: int) -> None:
+        self._turn = threading.Lock()
+        self.num_threads = num_threads
+        self._shared = np.zeros(SHARED_WORDS + 8, dtype=np.int64)
+        self._address = -(-self._shared.ctypes.data // 64) * 64
+        self._words = self._shared[(self._address - self._shared.ctypes.data) // 8 :]
+        self._job = np.zeros(1, dtype=np.int64)
+        self._scratch = np.zeros(64 * num_threads, dtype=np.uint8)
+        self._read_end, self._write_end = os.pipe()
+        self._helpers = [
+            threading.Thread(target=self._help, args=(thread,), name=f"ragstone-kernel-{thread}", daemon=True)
+            for thread in range(1, num_threads)
+        ]
+        for helper in self._helpers:
+            helper.start()
+
+    def run(self, job: NDArray[np.int64]) -> None:
+        """Run one job on all threads; returns when it is done."""
+        with self._turn:
+            self._job[0] = job.ctypes.data
+            self._wake()
+            step.work(self._address, self._job.ctypes.data, 0, 0, 0)
+
+    def _wake(self) -> None:
+        if self._helpers and (parked := _start_job(self._address)):
+            os.write(self._write_end, b"\0" * parked)
+
+    def _help(self, thread: int) -> None:
+        scratch = self._scratch.ctypes.data + 64 * thread
+        step.work(self._address, self._job.ctypes.data, thread, self._read_end, scratch)
+
+
+@njit(cache=True)
+def _start_job(shared: int) -> int:
+    """Count a job up and tell how many helpers sleep; one that is about to asks the counter once more."""
+    atomic_add(shared + GENERATION, 1)
+    return atomic_add(shared + PARKED, 0)  # type: ignore[no-any-return]
+
+
+@njit(cache=True)
+def _plan_units(query_lens, context_lens, tables, kv_heads, window, units):  # type: ignore[no-untyped-def]
+    """Attention units of a step: (first row, rows, position, table, split, kv head) each; returns how many."""
+    count = row = 0
+    for index in range(len(query_lens)):
+        start = context_lens[index] - query_lens[index]
+        for tile in range(0, query_lens[index], TILE):
+            rows = min(TILE, query_lens[index] - tile)
+            position = start + tile
+            first = 0 if window == 0 else max(0, position + 1 - window) // SPLIT
+            for split in range(first, (position + rows - 1) // SPLIT + 1):
+                for kv_head in range(kv_heads):
+                    if count < units.shape[0]:
+                        units[count, 0], units[count, 1], units[count, 2] = row + tile, rows, position
+                        units[count, 3], units[count, 4], units[count, 5] = tables[index], split, kv_head
+                    count += 1
+        row += query_lens[index]
+    return count
+
+
+class PackedModel:
+    """A decoder over packed weights: token ids in, logits out, keys and values in float16 pools of blocks of 16."""
+
+    def __init__(
+        self,
+        shape: PackedShape,
+        embedding: Bytes,
+        layers: Sequence[PackedLayer],
+        final_norm: Floats,
+        head: Bytes,
+        cos: Floats,
+        sin: Floats,
+        team: Team,
+    ) -> None:
+        """cos, sin: [positions, head_dim / 2]; embedding, head: packed [vocab, hidden], the same array where tied."""
+        self.shape = shape
+        self.team = team
+        self._keep: list[Any] = [embedding, final_norm, head, cos, sin]
+        self._layers = np.zeros((len(layers), step.LAYER_WORDS_COUNT), dtype=np.int64)
+        windows = [layer.window or 0 for layer in layers]
+        # Splits that no layer looks at are not computed.
+        self._window = max(windows) if min(windows) > 0 else 0
+        for words, layer in zip(self._layers, layers, strict=True):
+            self._fill_layer(words, layer)
+        self._job = np.zeros(step.JOB_WORDS, dtype=np.int64)
+        for word, value in (
+            (step.NUM_THREADS, team.num_threads),
+            (step.LAYERS, self._layers.ctypes.data),
+            (step.HIDDEN, shape.hidden),
+            (step.HEADS, shape.heads),
+            (step.KV_HEADS, shape.kv_heads),
+            (step.HEAD_DIM, shape.head_dim),
+            (step.INNER, shape.inner),
+            (step.EMBEDDING, embedding.ctypes.data),
+            (step.EMBEDDING_KIND, _kind(embedding)),
+            (step.FINAL_NORM, final_norm.ctypes.data),
+            (step.HEAD, self._product([head])),
+            (step.COS, cos.ctypes.data),
+            (step.SIN, sin.ctypes.data),
+        ):
+            self._job[word] = value
+        floats = self._job.view(np.float32)
+        floats[step.EPS * 2], floats[step.SCALE * 2] = shape.eps, shape.scale
+        self._head_rows = head.shape[0] * 16
+        self._logits = np.empty(0, dtype=np.float32)
+        self._capacity = self._partials_capacity = self._logits_capacity = 0
+        self._units = np.zeros((64, step.UNIT_WORDS), dtype=np.int64)
+        scores = np.zeros(team.num_threads * 4 * SPLIT, dtype=np.float32)
+        merged = np.zeros(team.num_threads * shape.heads * shape.head_dim, dtype=np.float32)
+        self._keep += [scores, merged]
+        self._job[step.SCORES], self._job[step.MERGED] = scores.ctypes.data, merged.ctypes.data
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make each layer's pools of keys and values; their pages are mapped when first written.
+
+        Keys: [num_blocks, kv_heads, head_dim, 16]; values: [num_blocks, kv_heads, 16, head_dim].
+        """
+        shape = self.shape
+        pools = [
+            (
+                np.zeros((num_blocks, shape.kv_heads, shape.head_dim, BLOCK_SIZE), dtype=np.float16),
+                np.zeros((num_blocks, shape.kv_heads, BLOCK_SIZE, shape.head_dim), dtype=np.float16),
+            )
+            for _ in range(len(self._layers))
+        ]
+        for words, (keys, values) in zip(self._layers, pools, strict=True):
+            words[step.K_POOL], words[step.V_POOL] = keys.ctypes.data, values.ctypes.data
+        self._pools = pools
+
+    def forward(
+        self,
+        token_ids: Ids,
+        positions: Ids,
+        slots: Ids,
+        sequences: Sequences,
+        rows: Ids,
+        check: Callable[[], None] | None = None,
+    ) -> Floats:
+        """Logits [rows, vocab] float32 of the given rows after computing all tokens of the step.
+
+        token_ids, positions, slots: [tokens]; rows: [rows] indices into the tokens, each once. `check` is called
+        between the layers of a step of many rows and may raise to break it off.
+        """
+        num_rows, num_logits = len(token_ids), len(rows)
+        self._reserve(num_rows, num_logits, int(sequences.context_lens.max()))
+        job, num_layers = self._job, len(self._layers)
+        for word, value in (
+            (step.NUM_ROWS, num_rows),
+            (step.NUM_UNITS, self._plan(sequences)),
+            (step.UNITS, self._units.ctypes.data),
+            (step.TOKENS, token_ids.ctypes.data),
+            (step.POSITIONS, positions.ctypes.data),
+            (step.SLOTS, slots.ctypes.data),
+            (step.LOGIT_ROWS, rows.ctypes.data),
+        ):
+            job[word] = value
+        stride = num_layers if num_rows <= ROWS_IN_ONE_GO or check is None else 1
+        for first in range(0, num_layers, stride):
+            if check is not None:
+                check()
+            last = first + stride
+            job[step.FIRST_LAYER], job[step.LAST_LAYER] = first, last
+            job[step.NUM_LOGITS] = num_logits if last == num_layers else 0
+            self.team.run(job)
+        return (
+            self._logits[: num_logits * self._head_rows]
+            .reshape(num_logits, self._head_rows)[:, : self.shape.vocab]
+            .copy()
+        )
+
+    def _plan(self, sequences: Sequences) -> int:
+        addresses = np.array([table.ctypes.data for table in sequences.tables], dtype=np.int64)
+        while True:
+            count = _plan_units(
+                sequences.query_lens, sequences.context_lens, addresses, self.shape.kv_heads, self._window, self._units
+            )
+            if count <= len(self._units):
+                return int(count)
+            self._units = np.zeros((2 * count, step.UNIT_WORDS), dtype=np.int64)
+
+    def _reserve(self, num_rows: int, num_logits: int, context_len: int) -> None:
+        """Grow the buffers to what this step needs."""
+        shape = self.shape
+        splits = -(-context_len // SPLIT)
+        self._job[step.NUM_SPLITS] = splits
+        if num_rows > self._capacity:
+            self._capacity = num_rows
+            widest = max(shape.hidden, shape.inner, shape.heads * shape.head_dim)
+            buffers: dict[int, NDArray[Any]] = {
+                step.RESIDUAL: np.empty(num_rows * shape.hidden, dtype=np.float32),
+                step.DELTA: np.empty(num_rows * shape.hidden, dtype=np.float32),
+                step.QKV: np.empty(num_rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=np.float32),
+                step.GATE_UP: np.empty(num_rows * 2 * shape.inner, dtype=np.float32),
+                step.CODES: np.empty(num_rows * widest, dtype=np.int8),
+                step.SUMS: np.empty(num_rows * widest // 16, dtype=np.float32),
+            }
+            self._buffers = buffers
+            for word, buffer in buffers.items():
+                self._job[word] = buffer.ctypes.data
+        partials = num_rows * shape.heads * splits * (shape.head_dim + 16)
+        if partials > self._partials_capacity:
+            self._partials_capacity = partials
+            self._partials = np.empty(partials, dtype=np.float32)
+            self._job[step.PARTIALS] = self._partials.ctypes.data
+        if num_logits > self._logits_capacity:
+            self._logits_capacity = num_logits
+            self._logits = np.empty(num_logits * self._head_rows, dtype=np.float32)
+            self._job[step.LOGITS] = self._logits.ctypes.data
+
+    def _fill_layer(self, words: Ids, layer: PackedLayer) -> None:
+        vectors: tuple[tuple[int, Floats | None], ...] = (
+            (step.INPUT_NORM, layer.input_norm),
+            (step.POST_NORM, layer.post_norm),
+            (step.Q_NORM, layer.q_norm),
+            (step.K_NORM, layer.k_norm),
+            (step.QKV_BIAS, layer.qkv_bias),
+        )
+        for word, vector in vectors:
+            if vector is not None:
+                self._keep.append(vector)
+                words[word] = vector.ctypes.data
+        words[step.WINDOW] = layer.window or 0
+        products: tuple[tuple[int, Sequence[Bytes]], ...] = (
+            (step.QKV_PRODUCT, layer.qkv),
+            (step.OUTPUT_PRODUCT, layer.output),
+            (step.GATE_UP_PRODUCT, layer.gate_up),
+            (step.DOWN_PRODUCT, layer.down),
+        )
+        for word, parts in products:
+            words[word] = self._product(parts)
+
+    def _product(self, parts: Sequence[Bytes]) -> int:
+        words = np.zeros(step.PRODUCT_WORDS, dtype=np.int64)
+        for index, part in enumerate(parts):
+            words[index * 3 : index * 3 + 3] = part.ctypes.data, _kind(part), part.shape[0]
+        self._keep += [words, *parts]
+        return words.ctypes.data
+
+
+def _kind(packed: Bytes) -> int:
+    return 4 if packed.shape[2] == INT4_BLOCK_BYTES else 8

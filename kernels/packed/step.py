@@ -1,0 +1,320 @@
+"""A whole decoder step in compiled code: embeddings, all layers, head; every thread of the team runs this function.
+
+Each phase's units (rows, panels, attention tiles) are claimed from a shared counter, so that a thread which the system
+takes away for a while holds nobody up for long; what a unit computes does not depend on who computes it.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from kernels.packed.attention import attend_split, merge_quantize
+from kernels.packed.matmul import int4_panels, int8_panels
+from kernels.packed.rows import INT4, embed, norm_quantize, rope_write, silu_quantize
+from kernels.packed.simd import load_f32, load_i64
+from kernels.packed.team import await_job, barrier, claim
+
+# Words of the job, filled by `kernels.packed.model.PackedModel`. Addresses, unless it says otherwise.
+(
+    NUM_THREADS,
+    FIRST_LAYER,
+    LAST_LAYER,
+    NUM_ROWS,
+    NUM_LOGITS,
+    NUM_UNITS,
+    NUM_SPLITS,
+    LAYERS,
+    LAYER_WORDS,
+    SEGMENTS,
+    HIDDEN,
+    HEADS,
+    KV_HEADS,
+    HEAD_DIM,
+    INNER,
+    VOCAB,
+    EPS,
+    SCALE,
+    EMBEDDING,
+    EMBEDDING_KIND,
+    FINAL_NORM,
+    HEAD,
+    HEAD_KIND,
+    COS,
+    SIN,
+    TOKENS,
+    POSITIONS,
+    SLOTS,
+    LOGIT_ROWS,
+    UNITS,
+    RESIDUAL,
+    DELTA,
+    QKV,
+    GATE_UP,
+    CODES,
+    SUMS,
+    PARTIALS,
+    SCORES,
+    MERGED,
+    LOGITS,
+) = range(40)
+JOB_WORDS = 40
+
+# Words of a layer.
+(
+    INPUT_NORM,
+    POST_NORM,
+    Q_NORM,
+    K_NORM,
+    QKV_BIAS,
+    K_POOL,
+    V_POOL,
+    WINDOW,
+    QKV_PRODUCT,
+    OUTPUT_PRODUCT,
+    GATE_UP_PRODUCT,
+    DOWN_PRODUCT,
+) = range(12)
+LAYER_WORDS_COUNT = 12
+
+# A product is three segments (q, k, v; gate, up), each: address, format, panels; none: panels 0.
+SEGMENT_WORDS = 3
+PRODUCT_WORDS = 3 * SEGMENT_WORDS
+
+# Words of an attention unit.
+UNIT_ROW, UNIT_NUM_ROWS, UNIT_POSITION, UNIT_TABLE, UNIT_SPLIT, UNIT_KV_HEAD = range(6)
+UNIT_WORDS = 6
+
+
+@njit
+def _word(base, index):
+    return load_i64(base + index * 8)
+
+
+@njit
+def _chunk(units, num_threads):
+    return max(1, units // (num_threads * 4))
+
+
+@njit
+def _panels(weight, kind, num_blocks, first, last, codes, sums, num_rows, out, out_stride):
+    if kind == INT4:
+        int4_panels(weight, num_blocks, first, last, codes, sums, num_rows, out, out_stride)
+    else:
+        int8_panels(weight, num_blocks, first, last, codes, sums, num_rows, out, out_stride)
+
+
+@njit
+def _product(shared, num_threads, segments, width, codes, sums, num_rows, out):
+    """All segments of one product side by side in `out`."""
+    total = 0
+    for s in range(3):
+        total += _word(segments, s * SEGMENT_WORDS + 2)
+    chunk = _chunk(total, num_threads)
+    stride = total * 64
+    first = claim(shared, chunk)
+    while first < total:
+        last, start = min(total, first + chunk), 0
+        for s in range(3):
+            panels = _word(segments, s * SEGMENT_WORDS + 2)
+            low, high = max(first, start) - start, min(last, start + panels) - start
+            if low < high:
+                _panels(
+                    _word(segments, s * SEGMENT_WORDS),
+                    _word(segments, s * SEGMENT_WORDS + 1),
+                    width // 32,
+                    low,
+                    high,
+                    codes,
+                    sums,
+                    num_rows,
+                    out + start * 64,
+                    stride,
+                )
+            start += panels
+        first = claim(shared, chunk)
+    barrier(shared, num_threads)
+
+
+@njit
+def _norm_phase(shared, num_threads, job, rows, delta, weight, num_rows):
+    """residual += delta, then normalise and quantise; `rows` 0 for all rows, else the address of the row numbers."""
+    hidden, eps = _word(job, HIDDEN), load_f32(job + EPS * 8)
+    residual, codes, sums = _word(job, RESIDUAL), _word(job, CODES), _word(job, SUMS)
+    chunk = _chunk(num_rows, num_threads)
+    first = claim(shared, chunk)
+    while first < num_rows:
+        for i in range(first, min(num_rows, first + chunk)):
+            row = i if rows == 0 else load_i64(rows + i * 8)
+            moved = 0 if delta == 0 else delta + row * hidden * 4
+            norm_quantize(
+                residual + row * hidden * 4, moved, weight, eps, hidden, codes + i * hidden, sums + i * hidden // 32 * 8
+            )
+        first = claim(shared, chunk)
+    barrier(shared, num_threads)
+
+
+@njit
+def _embed_phase(shared, num_threads, job, num_rows):
+    hidden = _word(job, HIDDEN)
+    chunk = _chunk(num_rows, num_threads)
+    first = claim(shared, chunk)
+    while first < num_rows:
+        for row in range(first, min(num_rows, first + chunk)):
+            embed(
+                _word(job, EMBEDDING),
+                _word(job, EMBEDDING_KIND),
+                hidden // 32,
+                load_i64(_word(job, TOKENS) + row * 8),
+                _word(job, RESIDUAL) + row * hidden * 4,
+            )
+        first = claim(shared, chunk)
+    barrier(shared, num_threads)
+
+
+@njit
+def _rope_phase(shared, num_threads, job, layer, num_rows):
+    heads, kv_heads, head_dim = _word(job, HEADS), _word(job, KV_HEADS), _word(job, HEAD_DIM)
+    eps, scale = load_f32(job + EPS * 8), load_f32(job + SCALE * 8)
+    row_bytes = (heads + 2 * kv_heads) * head_dim * 4
+    chunk = _chunk(num_rows, num_threads)
+    first = claim(shared, chunk)
+    while first < num_rows:
+        for row in range(first, min(num_rows, first + chunk)):
+            angle = load_i64(_word(job, POSITIONS) + row * 8) * head_dim * 2
+            rope_write(
+                _word(job, QKV) + row * row_bytes,
+                _word(layer, QKV_BIAS),
+                _word(job, COS) + angle,
+                _word(job, SIN) + angle,
+                heads,
+                kv_heads,
+                head_dim,
+                scale,
+                _word(layer, Q_NORM),
+                _word(layer, K_NORM),
+                eps,
+                _word(layer, K_POOL),
+                _word(layer, V_POOL),
+                load_i64(_word(job, SLOTS) + row * 8),
+            )
+        first = claim(shared, chunk)
+    barrier(shared, num_threads)
+
+
+@njit
+def _attention_phase(shared, num_threads, thread, job, layer):
+    heads, kv_heads, head_dim = _word(job, HEADS), _word(job, KV_HEADS), _word(job, HEAD_DIM)
+    group, num_units, splits = heads // kv_heads, _word(job, NUM_UNITS), _word(job, NUM_SPLITS)
+    row_bytes = (heads + 2 * kv_heads) * head_dim * 4
+    split_bytes = (head_dim + 16) * 4
+    head_bytes = splits * split_bytes
+    scores = _word(job, SCORES) + thread * 4 * 256 * 4
+    chunk = max(1, num_units // (num_threads * 8))
+    first = claim(shared, chunk)
+    while first < num_units:
+        for index in range(first, min(num_units, first + chunk)):
+            unit = _word(job, UNITS) + index * UNIT_WORDS * 8
+            row, kv_head, split = _word(unit, UNIT_ROW), _word(unit, UNIT_KV_HEAD), _word(unit, UNIT_SPLIT)
+            attend_split(
+                _word(job, QKV) + row * row_bytes + kv_head * group * head_dim * 4,
+                row_bytes,
+                _word(unit, UNIT_NUM_ROWS),
+                _word(unit, UNIT_POSITION),
+                group,
+                _word(unit, UNIT_TABLE),
+                split,
+                _word(layer, WINDOW),
+                _word(layer, K_POOL),
+                _word(layer, V_POOL),
+                kv_heads,
+                kv_head,
+                head_dim,
+                _word(job, PARTIALS) + (row * heads + kv_head * group) * head_bytes + split * split_bytes,
+                heads * head_bytes,
+                head_bytes,
+                scores,
+            )
+        first = claim(shared, chunk)
+    barrier(shared, num_threads)
+
+
+@njit
+def _merge_phase(shared, num_threads, thread, job, layer, num_rows):
+    heads, head_dim, splits = _word(job, HEADS), _word(job, HEAD_DIM), _word(job, NUM_SPLITS)
+    split_bytes, width = (head_dim + 16) * 4, heads * head_dim
+    head_bytes = splits * split_bytes
+    merged = _word(job, MERGED) + thread * width * 4
+    chunk = _chunk(num_rows, num_threads)
+    first = claim(shared, chunk)
+    while first < num_rows:
+        for row in range(first, min(num_rows, first + chunk)):
+            merge_quantize(
+                _word(job, PARTIALS) + row * heads * head_bytes,
+                split_bytes,
+                head_bytes,
+                load_i64(_word(job, POSITIONS) + row * 8),
+                _word(layer, WINDOW),
+                heads,
+                head_dim,
+                merged,
+                _word(job, CODES) + row * width,
+                _word(job, SUMS) + row * width // 32 * 8,
+            )
+        first = claim(shared, chunk)
+    barrier(shared, num_threads)
+
+
+@njit
+def _silu_phase(shared, num_threads, job, num_rows):
+    inner = _word(job, INNER)
+    chunk = _chunk(num_rows, num_threads)
+    first = claim(shared, chunk)
+    while first < num_rows:
+        for row in range(first, min(num_rows, first + chunk)):
+            gate = _word(job, GATE_UP) + row * inner * 8
+            silu_quantize(
+                gate, gate + inner * 4, inner, _word(job, CODES) + row * inner, _word(job, SUMS) + row * inner // 32 * 8
+            )
+        first = claim(shared, chunk)
+    barrier(shared, num_threads)
+
+
+@njit
+def run_step(shared, job, thread):
+    """One thread's share of the layers FIRST_LAYER to LAST_LAYER; the first embeds, the last makes the logits."""
+    num_threads, num_rows = _word(job, NUM_THREADS), _word(job, NUM_ROWS)
+    hidden, inner = _word(job, HIDDEN), _word(job, INNER)
+    width = _word(job, HEADS) * _word(job, HEAD_DIM)
+    codes, sums, delta = _word(job, CODES), _word(job, SUMS), _word(job, DELTA)
+    # Nothing of the job may be read behind the last barrier: the caller fills in the next one.
+    num_logits = _word(job, NUM_LOGITS)
+    if _word(job, FIRST_LAYER) == 0:
+        _embed_phase(shared, num_threads, job, num_rows)
+    for index in range(_word(job, FIRST_LAYER), _word(job, LAST_LAYER)):
+        layer = _word(job, LAYERS) + index * LAYER_WORDS_COUNT * 8
+        _norm_phase(shared, num_threads, job, 0, 0 if index == 0 else delta, _word(layer, INPUT_NORM), num_rows)
+        _product(shared, num_threads, _word(layer, QKV_PRODUCT), hidden, codes, sums, num_rows, _word(job, QKV))
+        _rope_phase(shared, num_threads, job, layer, num_rows)
+        _attention_phase(shared, num_threads, thread, job, layer)
+        _merge_phase(shared, num_threads, thread, job, layer, num_rows)
+        _product(shared, num_threads, _word(layer, OUTPUT_PRODUCT), width, codes, sums, num_rows, delta)
+        _norm_phase(shared, num_threads, job, 0, delta, _word(layer, POST_NORM), num_rows)
+        _product(shared, num_threads, _word(layer, GATE_UP_PRODUCT), hidden, codes, sums, num_rows, _word(job, GATE_UP))
+        _silu_phase(shared, num_threads, job, num_rows)
+        _product(shared, num_threads, _word(layer, DOWN_PRODUCT), inner, codes, sums, num_rows, delta)
+    if num_logits > 0:
+        _norm_phase(shared, num_threads, job, _word(job, LOGIT_ROWS), delta, _word(job, FINAL_NORM), num_logits)
+        _product(shared, num_threads, _word(job, HEAD), hidden, codes, sums, num_logits, _word(job, LOGITS))
+
+
+@njit(nogil=True, cache=True)
+def work(shared, job, thread, pipe, scratch):
+    """Thread 0: its share of the job whose address lies at `job`. Others: wait for jobs and run them, for ever."""
+    if thread == 0:
+        run_step(shared, load_i64(job), thread)
+        return
+    seen = 0
+    # The count never turns negative; numba does not compile a loop that is never left.
+    while seen >= 0:
+        seen = await_job(shared, seen, pipe, scratch)
+        run_step(shared, load_i64(job), thread)
