@@ -240,6 +240,7 @@ def engine_config(settings: "Settings", path: Path) -> "EngineConfig":
         kv_memory_bytes=settings.kv_memory_bytes,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_queue_size=settings.max_queue_size,
         default_max_tokens=settings.max_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
         check_integrity=settings.check_integrity,

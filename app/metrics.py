@@ -113,6 +113,14 @@ class _EngineCollector(Collector):
             gauge = GaugeMetricFamily(f"ragstone:{name}", text, labels=["model_name"])
             gauge.add_metric([model], value(stats))
             yield gauge
+        waiting = GaugeMetricFamily(
+            "ragstone:num_requests_waiting_by_priority",
+            "Requests that wait, by class.",
+            labels=["model_name", "priority"],
+        )
+        for priority, number in stats.num_waiting_by_priority.items():
+            waiting.add_metric([model, priority], number)
+        yield waiting
         for name, text, value in _COUNTERS:
             counter = CounterMetricFamily(f"ragstone:{name}", text, labels=["model_name"])
             counter.add_metric([model], value(stats))

@@ -44,6 +44,9 @@ REWRITING_PARAMETERS = 1_000_000_000
 # How long a client that came too early should wait before it asks again.
 RETRY_AFTER_S = 2
 
+# What the engine is still computing when the server stops may go on for this long. Clients had their time before.
+DRAIN_S = 5.0
+
 Status = Literal["starting", "ready", "unhealthy"]
 T = TypeVar("T")
 
@@ -258,7 +261,7 @@ class Services:
 
     def _close(self) -> None:
         if self._engine is not None:
-            self._engine.shutdown()
+            self._engine.drain(DRAIN_S)
         if self._knowledge_base is not None:
             self._knowledge_base.close()
         self.history.close()

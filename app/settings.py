@@ -87,6 +87,7 @@ class Settings(BaseSettings):
     num_kv_blocks: int | None = Field(None, ge=2, description="KV cache size in blocks; overrides kv_memory_bytes.")
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block.")
     max_num_seqs: int = Field(16, ge=1, le=1024, description="Most requests that are decoded at the same time.")
+    max_queue_size: int = Field(256, ge=1, description="Most requests that wait for a turn; more are refused with 429.")
     max_num_batched_tokens: int = Field(256, ge=16, description="Most tokens that one engine step computes.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of equal prompt beginnings.")
     check_integrity: bool = Field(False, description="Check the KV cache's books after every step (for tests).")

@@ -403,7 +403,7 @@ class AsyncEngine:
             raise  # the pool's books are wrong: to go on could mix one user's text into another's answer
         except Exception as error:
             log.exception("a step failed outside of the model")
-            return self.engine.fail_all(StepFailedError(error))
+            return self.engine.fail_all(StepFailedError.because(error))
 
     def _rest(self) -> None:
         """Idle: verify that every block came back, then sleep until something arrives."""

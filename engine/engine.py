@@ -268,7 +268,7 @@ class Engine:
             return late
         except Exception as error:
             log.exception("step failed: requests=%d", len(plan.requests))
-            return late + self._fail(plan.requests, StepFailedError(error))
+            return late + self._fail(plan.requests, StepFailedError.because(error))
         self._count_computed(plan)
         self.scheduler.complete(plan)
         deltas = late + [self._advance(request, row) for request, row in zip(complete, choices, strict=True)]

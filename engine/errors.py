@@ -72,14 +72,16 @@ class StepFailedError(EngineError):
 
     code = "step_failed"
 
-    def __init__(self, cause: Exception) -> None:
+    @classmethod
+    def because(cls, cause: Exception) -> StepFailedError:
+        """The error for what a step raised, with advice where memory was too small."""
         message = f"the step that computed this request failed: {cause or type(cause).__name__}"
         if _is_out_of_memory(cause):
             message += (
                 "; the machine has too little memory for such a step: lower max_num_batched_tokens, max_num_seqs or "
                 "kv_memory_bytes, or take a smaller model"
             )
-        super().__init__(message)
+        return cls(message)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

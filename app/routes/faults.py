@@ -6,6 +6,7 @@ A message says what is wrong and what to do; a stack trace goes to the log only,
 import errno
 import json
 import logging
+import math
 import sqlite3
 import uuid
 from collections.abc import Mapping
@@ -35,6 +36,10 @@ STATUS_OF_CODE: Mapping[str, int] = {
     "unsupported_parameter": 422,
     "chat_template_error": 422,
     "engine_dead": 503,
+    "engine_draining": 503,
+    "engine_stalled": 503,
+    "queue_full": 429,
+    "deadline_exceeded": 504,
     "step_failed": 500,
     "model_not_found": 404,
     "invalid_argument": 422,
@@ -60,6 +65,7 @@ class Fault:
     code: str
     message: str
     field: str | None = None
+    retry_after_s: float | None = None
 
     def body(self) -> dict[str, Any]:
         """The body of our own routes."""
@@ -69,7 +75,8 @@ class Fault:
     def openai_body(self) -> dict[str, Any]:
         """The body of /v1, in OpenAI's shape."""
         status = self.openai_status
-        kind = "server_error" if status >= 500 else "not_found_error" if status == 404 else "invalid_request_error"
+        kinds = {404: "not_found_error", 429: "rate_limit_error"}
+        kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
 
     @property
@@ -82,6 +89,8 @@ class Fault:
         return {"status_code": self.status, "code": self.code, "message": self.message}
 
     def headers(self) -> dict[str, str]:
+        if self.retry_after_s is not None:
+            return {"Retry-After": str(math.ceil(self.retry_after_s))}
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
 
 
@@ -99,7 +108,9 @@ def describe(error: BaseException) -> Fault:
         status = getattr(error, "status_code", None) or STATUS_OF_CODE.get(error.code, 500)
         if status == 500:
             logger.error("%s: %s", error.code, error, exc_info=error)
-        return Fault(status, error.code, str(error), getattr(error, "field", None))
+        return Fault(
+            status, error.code, str(error), getattr(error, "field", None), getattr(error, "retry_after_s", None)
+        )
     storage = _storage_fault(error)
     if storage is not None:
         logger.error("%s: %s", storage.code, error)

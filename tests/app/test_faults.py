@@ -10,8 +10,18 @@ import httpx
 import pytest
 from langserve import RemoteRunnable
 
-from app.routes.faults import Fault, describe
-from engine.errors import EngineDeadError, EngineError, InvalidParameterError, PromptTooLongError, StepFailedError
+from app.routes.faults import Fault, describe, respond
+from engine.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineDrainingError,
+    EngineError,
+    EngineStalledError,
+    InvalidParameterError,
+    PromptTooLongError,
+    QueueFullError,
+    StepFailedError,
+)
 from retrieval.errors import StoreBusyError, StoreFullError
 from tests.app.scripted import ScriptedEngineClient
 from tests.app.serving import RunningServer, events, question, scripted_app, wait_until
@@ -27,6 +37,9 @@ STREAMS = ("stream", "stream_log", "stream_events")
         (EngineDeadError("gone"), 503, "engine_dead", None),
         (StepFailedError("no memory"), 500, "step_failed", None),
         (EngineError("odd"), 500, "engine_error", None),
+        (EngineStalledError(4.2), 503, "engine_stalled", None),
+        (EngineDrainingError(), 503, "engine_draining", None),
+        (DeadlineExceededError(2.5, 0, was_running=False), 504, "deadline_exceeded", None),
         (StoreBusyError("busy"), 503, "store_busy", None),
         (StoreFullError("full"), 507, "store_full", None),
         (TimeoutError("too slow"), 504, "timeout", None),
@@ -34,6 +47,15 @@ STREAMS = ("stream", "stream_log", "stream_events")
 )
 def test_every_foreseen_error_has_its_status_and_says_its_message(error, status, code, field):
     assert describe(error) == Fault(status, code, str(error), field)
+
+
+def test_a_full_queue_says_its_limit_and_when_to_come_back():
+    for path, kind in (("/chat/invoke", None), ("/v1/chat/completions", "rate_limit_error")):
+        response = respond(QueueFullError(256, 256, 7.2), path)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "8")
+        error = json.loads(response.body)["error"]
+        assert (error["code"], error.get("type")) == ("queue_full", kind)
+        assert "at most 256 may (max_queue_size)" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from app.metrics import ServerMetrics
 from engine.outputs import EngineStats
 
 
-def test_acceptance_is_shown_in_all_and_by_position() -> None:
+def test_acceptance_is_shown_by_position_and_the_queue_by_class() -> None:
     stats = EngineStats(
         num_running=0,
         num_waiting=0,
@@ -21,6 +21,7 @@ def test_acceptance_is_shown_in_all_and_by_position() -> None:
         num_draft_tokens=12,
         num_accepted_tokens=7,
         num_accepted_by_position=(4, 2, 1),
+        num_waiting_by_priority={"interactive": 0, "batch": 3},
     )
     metrics = ServerMetrics()
     metrics.watch("tiny", lambda: stats)
@@ -30,3 +31,4 @@ def test_acceptance_is_shown_in_all_and_by_position() -> None:
     for position, value in enumerate((4, 2, 1)):
         labels = f'model_name="tiny",position="{position}"'
         assert f"ragstone:spec_decode_num_accepted_tokens_per_pos_total{{{labels}}} {value}.0" in lines
+    assert 'ragstone:num_requests_waiting_by_priority{model_name="tiny",priority="batch"} 3.0' in lines
