@@ -271,7 +271,7 @@ class Engine:
             return late + self._fail(plan.requests, StepFailedError.because(error))
         self._count_computed(plan)
         self.scheduler.complete(plan)
-        deltas = late + [self._advance(request, row) for request, row in zip(complete, choices, strict=True)]
+        deltas = late + [self._advance_or_fail(request, row) for request, row in zip(complete, choices, strict=True)]
         if self.speculator is not None:
             self.speculator.learn(plan)
         if self.config.check_integrity:
@@ -343,6 +343,15 @@ class Engine:
             request.num_computed += num_tokens - len(request.draft_token_ids)
             request.check()
             self.kv_cache.publish(request)
+
+    def _advance_or_fail(self, request: Request, choices: Iterator[Choice]) -> OutputDelta:
+        """`_advance`; what goes wrong while one request's tokens are chosen is no matter of its neighbours."""
+        try:
+            return self._advance(request, choices)
+        except Exception as error:
+            log.exception("choosing tokens failed: request_id=%s", request.request_id)
+            (delta,) = self._fail([request], StepFailedError(error))
+            return delta
 
     def _advance(self, request: Request, choices: Iterator[Choice]) -> OutputDelta:
         """Append tokens up to the first that is not the one drafted in its place, or that ends the answer."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import Engine, SamplingParams
+from engine.errors import StepFailedError
 from engine.outputs import Completion
 from engine.request import Request
 from engine.scheduler import StepPlan
@@ -161,6 +162,32 @@ def test_abort_while_drafting_gives_all_blocks_back(tiny_folder: Path, steps: in
         engine.abort(f"r{i}")
     assert engine.kv_cache.pool.num_free == engine.kv_cache.pool.num_blocks
     assert len(oracle.forgotten) == 3
+
+
+def test_a_choice_that_raises_fails_its_request_only(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_tiny_engine(tiny_folder, speculation="off")
+    speculate(engine, Oracle({}), 3)
+    for name, params in (
+        ("plain", SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)),
+        ("broken", SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, logprobs=1)),
+    ):
+        engine.add(engine.make_requests(PROMPT, params, request_id=name))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no log-probability today")
+
+    monkeypatch.setattr(engine.sampler, "_logprob", fail)
+    tokens, errors = [], {}
+    while engine.has_work:
+        for delta in engine.step():
+            tokens += delta.token_ids
+            if delta.error is not None:
+                errors[delta.request_id] = delta.error
+    assert len(tokens) == 9
+    assert list(errors) == ["broken"]
+    assert isinstance(errors["broken"], StepFailedError)
+    assert "no log-probability today" in str(errors["broken"])
+    assert engine.kv_cache.pool.num_free == engine.kv_cache.pool.num_blocks
 
 
 def test_an_abandoned_step_leaves_no_drafts(tiny_folder: Path) -> None:
