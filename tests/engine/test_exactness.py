@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import Engine, SamplingParams
+from engine import Engine, EngineConfig, SamplingParams
 from engine.outputs import Completion
 from tests.engine.conftest import make_tiny_engine
+from tests.engine.prompts import PROMPTS
 from tests.engine.test_speculation import Oracle, run, speculate
 from tests.engine.tiny_models import save_tiny_model
 
@@ -205,6 +206,24 @@ def test_every_sampling_field_is_the_same_with_speculation(
         (a.text, a.finish_reason, a.stop_reason) for a in plain
     ]
     assert engine.kv_cache.pool.num_free == num_blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_default_model_is_exact_in_a_batch_in_chunks_and_with_drafts(chat_model_path: Path, dtype: str) -> None:
+    params = SamplingParams(max_tokens=10, temperature=0, ignore_eos=True, logprobs=2)
+    engine = Engine(
+        EngineConfig(
+            model=chat_model_path, dtype=dtype, deterministic=True, num_kv_blocks=100, enable_prefix_caching=False
+        )
+    )
+    prompts = [engine.tokenize(prompt) for prompt in (PROMPTS[0], PROMPTS[9], PROMPTS[18][:200])]
+    engine.speculator = None
+    plain = [answer for prompt in prompts for answer in exact(run(engine, [prompt], params))]
+    speculate(engine, Oracle({(f"r{i}", 0): tokens for i, (tokens, _) in enumerate(plain)}, 3), 4)
+    engine.scheduler.max_num_batched_tokens = 13
+    assert exact(run(engine, prompts, params)) == plain
+    assert engine.stats().num_accepted_tokens > 0
 
 
 def assert_flips_only_in_near_ties(reference: list[Answer], answers: list[Answer], logit_error: float) -> None:
