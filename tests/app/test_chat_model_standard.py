@@ -1,7 +1,6 @@
 """LangChain's own tests of a chat model, unit and integration, on the default model.
 
-Off are only kinds of content that a text model cannot take, recorded HTTP traffic (there is none), and what needs
-decoding under constraints (tool calls, structured output).
+Off are only kinds of content that a text model cannot take, and recorded HTTP traffic (there is none).
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ class Properties:
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": MODEL, "temperature": 0}
+        return {"model": MODEL, "temperature": 0, "max_tokens": 160}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
@@ -33,15 +32,19 @@ class Properties:
 
     @property
     def has_tool_calling(self) -> bool:
-        return False
+        return True
 
     @property
     def has_tool_choice(self) -> bool:
-        return False
+        return True
 
     @property
     def has_structured_output(self) -> bool:
-        return False
+        return True
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
 
     @property
     def supports_anthropic_inputs(self) -> bool:
@@ -81,7 +84,7 @@ class TestIntegration(Properties, ChatModelIntegrationTests):
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
 
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> Any:
-        model = ChatRagstone(max_tokens=4, **self.chat_model_params)
+        model = ChatRagstone(**{**self.chat_model_params, "max_tokens": 4})
         question = "Tell me about the history of the bicycle, in a few words. " * 3
         model.invoke(question)
         if not stream:
