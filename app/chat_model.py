@@ -238,7 +238,7 @@ class ChatRagstone(BaseChatModel):
             tool_choice: "auto" (None): the model decides. "any", "required" or True: it must call some tool. The name
                 of a tool, or OpenAI's object: it must call that one. "none": it calls none. A call that is forced is
                 held to the tool's schema by constrained decoding, and so is one that the model begins by itself.
-            parallel_tool_calls: False allows one call an answer.
+            parallel_tool_calls: whether an answer may hold several calls; None: not where a call is forced.
             strict: refuse a tool whose schema cannot be enforced to the letter.
         """
         converted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
