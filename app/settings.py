@@ -89,6 +89,13 @@ class Settings(BaseSettings):
     max_num_seqs: int = Field(16, ge=1, le=1024, description="Most requests that are decoded at the same time.")
     max_queue_size: int = Field(256, ge=1, description="Most requests that wait for a turn; more are refused with 429.")
     max_num_batched_tokens: int = Field(256, ge=16, description="Most tokens that one engine step computes.")
+    speculation: Literal["ngram", "draft", "off"] = Field(
+        "ngram", description="Where guesses at the next tokens come from: the text itself, a draft model, or nowhere."
+    )
+    draft_model: str | None = Field(
+        None, description="Smaller model with the same tokenizer, for speculation=draft; named as `model` is."
+    )
+    num_draft_tokens: int = Field(8, ge=1, le=64, description="Most tokens guessed at in one step.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of equal prompt beginnings.")
     check_integrity: bool = Field(False, description="Check the KV cache's books after every step (for tests).")
 

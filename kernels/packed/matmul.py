@@ -14,6 +14,7 @@ from __future__ import annotations
 from numba import njit
 
 from kernels.packed.simd import (
+    HAS_VNNI_512,
     broadcast_quad,
     dot_bytes,
     dot_nibbles,
@@ -44,6 +45,12 @@ def _scaled(total, scale, least, block_sums, out):
 
 
 @njit(forceinline=True)
+def _dot_pair(total, low, high, x):
+    """Add four inputs of the block's first half and four of its second."""
+    return dot_nibbles(dot_nibbles(total, low, broadcast_quad(x)), high, broadcast_quad(x + 16))
+
+
+@njit(forceinline=True)
 def int4_panel_row(panel, num_blocks, x, sums, out):
     """One row times one int4 panel: sixteen outputs."""
     a = splat_f32(0.0)
@@ -52,8 +59,7 @@ def int4_panel_row(panel, num_blocks, x, sums, out):
         t = dot_zero()
         for j in range(4):
             packed = load_u8x64(w + 64 * j)
-            t = dot_nibbles(t, low_nibbles(packed), broadcast_quad(xb + 4 * j))
-            t = dot_nibbles(t, high_nibbles(packed), broadcast_quad(xb + 16 + 4 * j))
+            t = _dot_pair(t, low_nibbles(packed), high_nibbles(packed), xb + 4 * j)
         a = _scaled(t, load_f16x16(w + 256), load_f16x16(w + 288), sb, a)
     store_f32x16(out, a)
 
@@ -68,14 +74,11 @@ def int4_panel_rows4(panel, num_blocks, x, x_stride, sums, sums_stride, out, out
         for j in range(4):
             packed = load_u8x64(w + 64 * j)
             low, high = low_nibbles(packed), high_nibbles(packed)
-            xl, xh = xb + 4 * j, xb + 16 + 4 * j
-            t0 = dot_nibbles(dot_nibbles(t0, low, broadcast_quad(xl)), high, broadcast_quad(xh))
-            xl, xh = xl + x_stride, xh + x_stride
-            t1 = dot_nibbles(dot_nibbles(t1, low, broadcast_quad(xl)), high, broadcast_quad(xh))
-            xl, xh = xl + x_stride, xh + x_stride
-            t2 = dot_nibbles(dot_nibbles(t2, low, broadcast_quad(xl)), high, broadcast_quad(xh))
-            xl, xh = xl + x_stride, xh + x_stride
-            t3 = dot_nibbles(dot_nibbles(t3, low, broadcast_quad(xl)), high, broadcast_quad(xh))
+            xl = xb + 4 * j
+            t0 = _dot_pair(t0, low, high, xl)
+            t1 = _dot_pair(t1, low, high, xl + x_stride)
+            t2 = _dot_pair(t2, low, high, xl + 2 * x_stride)
+            t3 = _dot_pair(t3, low, high, xl + 3 * x_stride)
         scale, least = load_f16x16(w + 256), load_f16x16(w + 288)
         a0 = _scaled(t0, scale, least, sb, a0)
         a1 = _scaled(t1, scale, least, sb + sums_stride, a1)
@@ -85,6 +88,44 @@ def int4_panel_rows4(panel, num_blocks, x, x_stride, sums, sums_stride, out, out
     store_f32x16(out + out_stride, a1)
     store_f32x16(out + 2 * out_stride, a2)
     store_f32x16(out + 3 * out_stride, a3)
+
+
+@njit(forceinline=True)
+def int4_panel_rows8(panel, num_blocks, x, x_stride, sums, sums_stride, out, out_stride):
+    """Eight rows times one int4 panel, for CPUs with registers enough."""
+    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = splat_f32(0.0)
+    for block in range(num_blocks):
+        w, xb, sb = panel + block * INT4_BLOCK_BYTES, x + block * 32, sums + block * 8
+        t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = dot_zero()
+        for j in range(4):
+            packed = load_u8x64(w + 64 * j)
+            low, high = low_nibbles(packed), high_nibbles(packed)
+            xl = xb + 4 * j
+            t0 = _dot_pair(t0, low, high, xl)
+            t1 = _dot_pair(t1, low, high, xl + x_stride)
+            t2 = _dot_pair(t2, low, high, xl + 2 * x_stride)
+            t3 = _dot_pair(t3, low, high, xl + 3 * x_stride)
+            t4 = _dot_pair(t4, low, high, xl + 4 * x_stride)
+            t5 = _dot_pair(t5, low, high, xl + 5 * x_stride)
+            t6 = _dot_pair(t6, low, high, xl + 6 * x_stride)
+            t7 = _dot_pair(t7, low, high, xl + 7 * x_stride)
+        scale, least = load_f16x16(w + 256), load_f16x16(w + 288)
+        a0 = _scaled(t0, scale, least, sb, a0)
+        a1 = _scaled(t1, scale, least, sb + sums_stride, a1)
+        a2 = _scaled(t2, scale, least, sb + 2 * sums_stride, a2)
+        a3 = _scaled(t3, scale, least, sb + 3 * sums_stride, a3)
+        a4 = _scaled(t4, scale, least, sb + 4 * sums_stride, a4)
+        a5 = _scaled(t5, scale, least, sb + 5 * sums_stride, a5)
+        a6 = _scaled(t6, scale, least, sb + 6 * sums_stride, a6)
+        a7 = _scaled(t7, scale, least, sb + 7 * sums_stride, a7)
+    store_f32x16(out, a0)
+    store_f32x16(out + out_stride, a1)
+    store_f32x16(out + 2 * out_stride, a2)
+    store_f32x16(out + 3 * out_stride, a3)
+    store_f32x16(out + 4 * out_stride, a4)
+    store_f32x16(out + 5 * out_stride, a5)
+    store_f32x16(out + 6 * out_stride, a6)
+    store_f32x16(out + 7 * out_stride, a7)
 
 
 @njit(forceinline=True)
@@ -131,6 +172,18 @@ def int4_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_str
     for p in range(first, last):
         panel, o = weight + p * panel_bytes, out + p * 64
         row = 0
+        while HAS_VNNI_512 and row + 8 <= num_rows:
+            int4_panel_rows8(
+                panel,
+                num_blocks,
+                x + row * x_stride,
+                x_stride,
+                sums + row * sums_stride,
+                sums_stride,
+                o + row * out_stride,
+                out_stride,
+            )
+            row += 8
         while row + 4 <= num_rows:
             int4_panel_rows4(
                 panel,
