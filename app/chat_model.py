@@ -1,23 +1,25 @@
 """ChatRagstone: the engine as a LangChain chat model.
 
 Turns messages and options into a request to an EngineClient and its deltas into LangChain chunks and messages. Which
-engine answers, and how, it leaves to the client; tools are shown to the model, but calls are not yet read out of its
-text.
+engine answers, and how, it leaves to the client, which also reads tool calls out of the text; structured output is a
+chain around it (`app.structured_output`).
 """
 
 import asyncio
 import importlib
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, InvalidToolCall
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import ToolCall, invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
@@ -28,9 +30,11 @@ from pydantic import ConfigDict, Field, SecretStr, model_validator
 from app.engine_client import EngineClient, local_client, new_request_id
 from app.errors import ModelNotFoundError
 from app.messages import from_langchain
+from app.response_format import constraint_of
+from app.structured_output import StructuredOutputMethod, structured_output
 
 if TYPE_CHECKING:
-    from engine.outputs import OutputDelta, TokenLogprob
+    from engine.outputs import OutputDelta, TokenLogprob, ToolCallDelta
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -52,7 +56,8 @@ SAMPLING_FIELDS = (
     "n",
 )
 # Options that LangChain itself puts into a call; they say nothing to the engine.
-FRAMEWORK_OPTIONS = frozenset({"stream", "ls_structured_output_format", "structured_output_format", "tool_choice"})
+TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
+FRAMEWORK_OPTIONS = frozenset({"stream", "ls_structured_output_format", "structured_output_format"})
 
 
 @dataclass(frozen=True)
@@ -62,14 +67,14 @@ class _Call:
     client: EngineClient
     messages: list[dict[str, Any]]
     params: dict[str, Any]
-    tools: list[dict[str, Any]] | None
+    tool_options: dict[str, Any]
     model_name: str
     request_id: str
     timeout: float | None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {"tools": self.tools, "request_id": self.request_id}
+        return {**self.tool_options, "request_id": self.request_id}
 
 
 class ChatRagstone(BaseChatModel):
@@ -222,22 +227,49 @@ class ChatRagstone(BaseChatModel):
         self,
         tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
         *,
-        tool_choice: str | None = None,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
+        strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Shows `tools` to the model through its chat template.
+        """Shows `tools` to the model; what it calls comes back in `tool_calls`.
 
-        Raises engine.errors.UnsupportedParameterError for a `tool_choice` that would force a call.
+        Args:
+            tool_choice: "auto" (None): the model decides. "any", "required" or True: it must call some tool. The name
+                of a tool, or OpenAI's object: it must call that one. "none": it calls none. A call that is forced is
+                held to the tool's schema by constrained decoding, and so is one that the model begins by itself.
+            parallel_tool_calls: whether an answer may hold several calls; None: not where a call is forced.
+            strict: refuse a tool whose schema cannot be enforced to the letter.
         """
-        if tool_choice not in (None, "auto", "none"):
-            from engine.errors import UnsupportedParameterError
+        converted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
+        names = [tool["function"]["name"] for tool in converted]
+        choice: Any = "required" if tool_choice is True or tool_choice == "any" else tool_choice or None
+        if choice in names:
+            choice = {"type": "function", "function": {"name": choice}}
+        elif isinstance(choice, str) and choice not in ("auto", "none", "required"):
+            raise ValueError(f"tool_choice={choice!r} names none of the tools; they are {', '.join(names)}")
+        options = {"tool_choice": choice, "parallel_tool_calls": parallel_tool_calls, **kwargs}
+        return self.bind(tools=converted, **{name: value for name, value in options.items() if value is not None})
 
-            raise UnsupportedParameterError(
-                "tool_choice", f"tool_choice={tool_choice!r} is not supported: a call cannot be forced; leave it out"
-            )
-        if tool_choice == "none":
-            return self.bind(**kwargs)
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: StructuredOutputMethod = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A chain that answers with data of `schema`: a pydantic class, a TypedDict, or a JSON schema.
+
+        Args:
+            method: "json_schema": decoding is held to the schema. "function_calling": a forced call of a tool with that
+                schema. "json_mode": any JSON object; the messages must ask for the right one.
+            include_raw: give `{"raw": message, "parsed": data or None, "parsing_error": error or None}`.
+            strict: refuse a schema that cannot be enforced to the letter ("function_calling").
+            kwargs: options of the call, such as `temperature`.
+        """
+        return structured_output(self, schema, method=method, include_raw=include_raw, strict=strict, options=kwargs)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -258,12 +290,12 @@ class ChatRagstone(BaseChatModel):
         options = {name: value for name, value in options.items() if name not in FRAMEWORK_OPTIONS}
         model = options.pop("model", None) or options.pop("model_name", None) or self.model_name
         timeout = options.pop("timeout", self.timeout)
-        tools = options.pop("tools", None)
+        tool_options = {name: options.pop(name) for name in TOOL_OPTIONS if name in options}
         return _Call(
             client=self._engine(model),
             messages=from_langchain(messages),
             params=self._sampling(stop, options),
-            tools=tools,
+            tool_options=tool_options,
             model_name=model,
             request_id=new_request_id(),
             timeout=timeout,
@@ -289,6 +321,8 @@ class ChatRagstone(BaseChatModel):
                 logprobs = value
             elif name == "top_logprobs":
                 top_logprobs = value
+            elif name == "response_format" and value is not None:
+                given |= constraint_of(value)
             else:
                 given["max_tokens" if name == "max_completion_tokens" else name] = value
         if logprobs:
@@ -322,7 +356,7 @@ def _chunks(deltas: "Iterator[OutputDelta]", model_name: str) -> Iterator[ChatGe
 
 def _says_something(delta: "OutputDelta") -> bool:
     """False while characters are held back until they are whole, or until they are no stop text."""
-    return bool(delta.text or delta.logprobs or delta.finish_reason)
+    return bool(delta.text or delta.logprobs or delta.tool_calls or delta.finish_reason)
 
 
 def _chunk(delta: "OutputDelta", model_name: str) -> ChatGenerationChunk:
@@ -330,10 +364,17 @@ def _chunk(delta: "OutputDelta", model_name: str) -> ChatGenerationChunk:
     info: dict[str, Any] = {}
     if delta.logprobs:
         info["logprobs"] = {"content": [logprob_entry(entry) for entry in delta.logprobs]}
+    calls = [
+        tool_call_chunk(name=piece.name, args=piece.arguments, id=piece.id, index=piece.index)
+        for piece in delta.tool_calls
+    ]
     if delta.finish_reason is None:
-        return ChatGenerationChunk(message=AIMessageChunk(content=delta.text), generation_info=info or None)
+        message = AIMessageChunk(content=delta.text, tool_call_chunks=calls)
+        return ChatGenerationChunk(message=message, generation_info=info or None)
     info |= {"finish_reason": delta.finish_reason, "model_name": model_name}
-    message = AIMessageChunk(content=delta.text, usage_metadata=_usage(delta), chunk_position="last")
+    message = AIMessageChunk(
+        content=delta.text, tool_call_chunks=calls, usage_metadata=_usage(delta), chunk_position="last"
+    )
     return ChatGenerationChunk(message=message, generation_info=info)
 
 
@@ -349,9 +390,37 @@ def _result(deltas: "list[OutputDelta]", model_name: str) -> ChatResult:
         entries = [logprob_entry(entry) for part in parts for entry in part.logprobs or ()]
         if entries:
             info["logprobs"] = {"content": entries}
-        message = AIMessage(content="".join(part.text for part in parts), usage_metadata=_usage(parts[-1]))
+        valid, invalid = _parsed_calls(whole_calls(parts))
+        message = AIMessage(
+            content="".join(part.text for part in parts),
+            tool_calls=valid,
+            invalid_tool_calls=invalid,
+            usage_metadata=_usage(parts[-1]),
+        )
         generations.append(ChatGeneration(message=message, generation_info=info))
     return ChatResult(generations=generations, llm_output={"model_name": model_name})
+
+
+def whole_calls(deltas: "Sequence[OutputDelta]") -> "list[ToolCallDelta]":
+    """The tool calls of one answer, each put together from its pieces."""
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in (piece for delta in deltas for piece in delta.tool_calls):
+        begun = calls.get(piece.index)
+        calls[piece.index] = piece if begun is None else replace(begun, arguments=begun.arguments + piece.arguments)
+    return [calls[index] for index in sorted(calls)]
+
+
+def _parsed_calls(calls: "Sequence[ToolCallDelta]") -> tuple[list[ToolCall], list[InvalidToolCall]]:
+    """Calls with their arguments as data; those whose arguments are not (the answer was cut) as invalid ones."""
+    valid, invalid = [], []
+    for call in calls:
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError as error:
+            invalid.append(invalid_tool_call(name=call.name, args=call.arguments, id=call.id, error=str(error)))
+        else:
+            valid.append(tool_call(name=call.name or "", args=arguments, id=call.id))
+    return valid, invalid
 
 
 def _usage(delta: "OutputDelta") -> UsageMetadata:

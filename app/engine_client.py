@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the engine brings torch; a program that only names a model 
     from app.settings import Settings
     from engine import AsyncEngine, EngineConfig, SamplingParams
     from engine.outputs import OutputDelta
+    from engine.tool_format import Syntax, ToolUse
+    from engine.tool_parser import ToolCallReader
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +54,14 @@ class EngineClient(Protocol):
         params: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
     ) -> "AsyncGenerator[OutputDelta, None]":
         """Answers `messages`; `params` holds fields of SamplingParams. Closing or cancelling it aborts the request.
+
+        `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's; calls come in the deltas' `tool_calls`.
 
         Raises engine.errors.EngineError: before the first delta for a request that is refused.
         """
@@ -66,6 +72,8 @@ class EngineClient(Protocol):
         params: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
     ) -> "Generator[OutputDelta, None, None]":
@@ -143,21 +151,23 @@ class InProcessEngineClient:
         params: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
     ) -> "AsyncGenerator[OutputDelta, None]":
         request_id = request_id or new_request_id()
-        sampling = self._sampling(params)
-        if sum(len(message["content"]) for message in messages) < INLINE_RENDER_CHARS:
-            prompt = self.engine.render_chat(messages, tools=tools)
+        use = _tool_use(tools, tool_choice, parallel_tool_calls)
+        if use is None and sum(len(message["content"]) for message in messages) < INLINE_RENDER_CHARS:
+            prompt, sampling, reader = self._prepare(messages, params, use)
         else:
-            prompt = await asyncio.to_thread(self.engine.render_chat, messages, tools=tools)
+            prompt, sampling, reader = await asyncio.to_thread(self._prepare, messages, params, use)
         times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
         deltas = self.engine.stream(prompt, sampling, request_id=request_id, tenant=tenant)
         try:
             async for delta in deltas:
                 times.note(delta)
-                yield delta
+                yield delta if reader is None else reader.read(delta)
         except Exception:
             times.finish_reason = "error"
             raise
@@ -173,17 +183,18 @@ class InProcessEngineClient:
         params: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
     ) -> "Generator[OutputDelta, None, None]":
         request_id = request_id or new_request_id()
-        sampling = self._sampling(params)
-        prompt = self.engine.render_chat(messages, tools=tools)
+        prompt, sampling, reader = self._prepare(messages, params, _tool_use(tools, tool_choice, parallel_tool_calls))
         times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
         try:
             for delta in self.engine.stream_sync(prompt, sampling, request_id=request_id, tenant=tenant):
                 times.note(delta)
-                yield delta
+                yield delta if reader is None else reader.read(delta)
         except Exception:
             times.finish_reason = "error"
             raise
@@ -208,17 +219,52 @@ class InProcessEngineClient:
             self.engine.render_chat([{"role": "system", "content": text}], add_generation_prompt=False)
         )
 
-    def _sampling(self, params: Mapping[str, Any]) -> "SamplingParams":
+    def _prepare(
+        self, messages: Sequence[Message], params: Mapping[str, Any], use: "ToolUse | None"
+    ) -> "tuple[list[int], SamplingParams, ToolCallReader | None]":
+        """The prompt's token ids, how to sample, and what reads the calls out of the answer where tools are in play."""
         from engine import SamplingParams
+        from engine.tool_parser import ToolCallReader
 
         sampling = SamplingParams.from_mapping(dict(params))
-        return replace(sampling, stop=(*sampling.stop, *self.engine.chat_stop)) if self.engine.chat_stop else sampling
+        if self.engine.chat_stop:
+            sampling = replace(sampling, stop=(*sampling.stop, *self.engine.chat_stop))
+        if use is None:
+            return self.engine.render_chat(messages), sampling, None
+        prompt = self.engine.render_chat(messages, tools=use.tools)
+        syntax = self.engine.tool_syntax
+        return prompt, _held_to_tools(sampling, use, syntax), ToolCallReader(syntax, use.names)
 
     def _end(self, times: RequestTimes) -> None:
         times.end()
         if self._on_end is not None:
             with contextlib.suppress(Exception):  # a fault in metrics must not break an answer
                 self._on_end(times)
+
+
+def _tool_use(tools: Any, choice: Any, parallel: Any) -> "ToolUse | None":
+    from engine.tool_format import tool_use
+
+    return tool_use(tools, choice, parallel)
+
+
+def _held_to_tools(sampling: "SamplingParams", use: "ToolUse", syntax: "Syntax") -> "SamplingParams":
+    """Sampling under the grammar of the tools. Raises InvalidParameterError where another constraint excludes it."""
+    from engine.errors import InvalidParameterError
+    from engine.grammar import is_available
+    from engine.tool_format import call_grammar
+
+    field = sampling.constraint_field
+    if field is not None and (use.is_forced or field not in ("json_schema", "json_object")):
+        raise InvalidParameterError(
+            "tool_choice" if use.is_forced else "tools",
+            f"the answer cannot be held to tools and to {field} at once: leave one of them out",
+        )
+    if field is None and not use.is_forced and not is_available():
+        return sampling  # calls are still read out of the answer
+    schema = sampling.json_schema if field == "json_schema" else {"type": "object"} if field else None
+    grammar = call_grammar(syntax, use, schema)
+    return replace(sampling, json_schema=None, json_object=False, grammar=grammar)
 
 
 def new_request_id() -> str:

@@ -63,6 +63,8 @@ class ToolUse:
 def tool_use(tools: Any, choice: Any = None, parallel: Any = None) -> ToolUse | None:
     """The tools of a request from OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`; None: no tool is in play.
 
+    Where `parallel` is not given, a forced choice gives one call, and "auto" as many as the model writes.
+
     Raises:
         InvalidParameterError: not of OpenAI's form; names the field.
     """
@@ -86,7 +88,11 @@ def tool_use(tools: Any, choice: Any = None, parallel: Any = None) -> ToolUse | 
         choice = name
     elif choice not in (None, "none", "auto", "required"):
         raise InvalidParameterError("tool_choice", f'must be "none", "auto", "required" or an object, got {choice!r}')
-    return None if choice == "none" else ToolUse(tuple(checked), choice or "auto", parallel is not False)
+    if choice == "none":
+        return None
+    # A forced answer of a small model would repeat its call for ever: several are a matter of asking for them.
+    is_forced = choice not in (None, "auto")
+    return ToolUse(tuple(checked), choice or "auto", not is_forced if parallel is None else parallel)
 
 
 def _checked_tools(tools: Any) -> list[Mapping[str, Any]]:

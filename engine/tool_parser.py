@@ -76,16 +76,23 @@ class ToolCallParser:
         return self._taken()
 
     def finish(self) -> Piece:
-        """No more text: what was held back is a call after all, or text."""
+        """No more text: what was held back is a call after all, or text; behind a call, the head of one is nothing."""
         if self._state == "body":
             self._whole_call(self._held, self._held if self._syntax == "llama" else OPEN + self._held)
-        elif self._state == "text":
+        elif self._state == "text" and not (self.num_calls and OPEN.startswith(self._held.strip())):
             self._show(self._held)
         self._held, self._state = "", "text"
         return self._taken()
 
     def _taken(self) -> Piece:
-        piece = Piece("".join(self._text), tuple(self._calls))
+        calls: list[ToolCallDelta] = []
+        for call in self._calls:
+            # One piece of each call at a time: clients that add up messages merge by index, but not within a message.
+            if calls and calls[-1].index == call.index:
+                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + call.arguments)
+            else:
+                calls.append(call)
+        piece = Piece("".join(self._text), tuple(calls))
         self._text.clear()
         self._calls.clear()
         return piece
@@ -176,7 +183,8 @@ class ToolCallParser:
             except ValueError:
                 arguments = None
         if name not in self._names or not isinstance(arguments, dict):
-            self._show(text)
+            is_cut = self.num_calls and CLOSE not in text
+            self._show("" if is_cut else text)
             return
         written = json.dumps(arguments, ensure_ascii=False)
         self._calls.append(ToolCallDelta(self.num_calls, _new_call_id(), name, written))

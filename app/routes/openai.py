@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.chat_model import logprob_entry
+from app.chat_model import logprob_entry, whole_calls
 from app.engine_client import InProcessEngineClient
 from app.errors import RequestError
 from app.messages import Message
@@ -20,8 +20,8 @@ from app.routes import sse
 from app.routes.faults import Fault, dump
 from app.routes.openai_schema import ChatCompletionRequest
 from app.services import Services
-from engine.errors import EngineDeadError
-from engine.outputs import OutputDelta
+from engine.errors import EngineDeadError, InvalidParameterError
+from engine.outputs import OutputDelta, ToolCallDelta
 
 # Text has about 4.3 characters a token; what is longer than this for each token of the context cannot be meant to fit,
 # and is refused before the tokenizer works on it.
@@ -122,7 +122,7 @@ class _Completion:
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(delta.text for delta in parts[index])},
+                "message": _whole_message(parts[index]),
                 "logprobs": self._logprobs(parts[index]),
                 "finish_reason": parts[index][-1].finish_reason,
             }
@@ -139,8 +139,10 @@ class _Completion:
                 if delta.index not in last:
                     yield self._chunk([self._choice(delta.index, {"role": "assistant", "content": ""}, None, None)])
                 last[delta.index] = delta
-                if delta.text or delta.logprobs:  # else characters are held back until they are whole
-                    content = {"content": delta.text}
+                if delta.text or delta.logprobs or delta.tool_calls:  # else characters are held back until whole
+                    content: dict[str, Any] = {"content": delta.text} if delta.text or not delta.tool_calls else {}
+                    if delta.tool_calls:
+                        content["tool_calls"] = [_call_piece(piece) for piece in delta.tool_calls]
                     yield self._chunk([self._choice(delta.index, content, self._logprobs([delta]), None)])
                 if delta.finish_reason is not None:
                     yield self._chunk([self._choice(delta.index, {}, None, delta.finish_reason)])
@@ -149,11 +151,18 @@ class _Completion:
         yield DONE
 
     async def _deltas(self) -> AsyncIterator[OutputDelta]:
-        async with aclosing(self._client.stream_chat(self._messages, self._body.sampling())) as deltas:
-            async for delta in deltas:
-                if delta.finish_reason == "abort":
-                    raise EngineDeadError("the engine broke off the answer; it is shutting down")
-                yield delta
+        stream = self._client.stream_chat(self._messages, self._body.sampling(), **self._body.tool_options)
+        try:
+            async with aclosing(stream) as deltas:
+                async for delta in deltas:
+                    if delta.finish_reason == "abort":
+                        raise EngineDeadError("the engine broke off the answer; it is shutting down")
+                    yield delta
+        except InvalidParameterError as error:
+            name = self._body.given_name(error.field)
+            if name is None or name == error.field:
+                raise
+            raise InvalidParameterError(name, str(error)) from None
 
     def _choice(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
@@ -177,6 +186,26 @@ class _Completion:
             "choices": choices,
             **more,
         }
+
+
+def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
+
+
+def _whole_message(deltas: list[OutputDelta]) -> dict[str, Any]:
+    """The message of an answer: its text (null beside calls that no text goes with) and its tool calls."""
+    text = "".join(delta.text for delta in deltas)
+    calls = whole_calls(deltas)
+    if not calls:
+        return {"role": "assistant", "content": text}
+    written = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
+    return {"role": "assistant", "content": text or None, "tool_calls": written}
 
 
 def _usage(last: dict[int, OutputDelta]) -> dict[str, Any]:

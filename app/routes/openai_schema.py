@@ -9,18 +9,16 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.errors import RequestError
 from app.messages import Message, content_text, holds_half_a_pair, merge_neighbours
+from app.response_format import constraint_of
 
 # Fields that change nothing about the answer; clients send them to keep their own books.
 HARMLESS = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
-    | {"parallel_tool_calls", "stream_options"}
+    | {"stream_options"}
 )
 # Fields with one value that asks for nothing special; any other value is refused.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "best_of": (1,),
@@ -48,6 +46,8 @@ SAMPLING = (
     "min_tokens",
     "n",
 )
+# vLLM's names of constraints, and the engine's.
+GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice"}
 
 
 class StreamOptions(BaseModel):
@@ -97,6 +97,13 @@ class ChatCompletionRequest(BaseModel):
     ignore_eos: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -122,14 +129,37 @@ class ChatCompletionRequest(BaseModel):
         """The messages as the engine takes them. Raises RequestError for parts that are not text."""
         return merge_neighbours(_message(message, number) for number, message in enumerate(self.messages))
 
+    @property
+    def tool_options(self) -> dict[str, Any]:
+        """What EngineClient takes about tools."""
+        return {
+            "tools": self.tools,
+            "tool_choice": self.tool_choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
+
+    def given_name(self, field: str | None) -> str | None:
+        """The name under which the request gave a field of the engine's."""
+        if field == "json_schema" and self.guided_json is None:
+            return "response_format"
+        return next((name for name, of_engine in GUIDED.items() if of_engine == field), field)
+
     def sampling(self) -> dict[str, Any]:
-        """Fields of SamplingParams that were given."""
+        """Fields of SamplingParams that were given. Raises InvalidParameterError for a malformed response_format."""
+        from engine.errors import InvalidParameterError
+
         given = {name: getattr(self, name) for name in SAMPLING}
         given["max_tokens"] = self.max_completion_tokens or self.max_tokens
         if self.max_tokens == 0 or self.max_completion_tokens == 0:
             given["max_tokens"] = 0  # for the engine to refuse, with its reason
         if self.logprobs:
             given["logprobs"] = self.top_logprobs or 0
+        given |= {name: getattr(self, guided) for guided, name in GUIDED.items()}
+        if self.response_format is not None:
+            constraint = constraint_of(self.response_format)
+            if constraint and any(given[name] is not None for name in GUIDED.values()):
+                raise InvalidParameterError("response_format", "cannot be combined with guided_* fields: give one")
+            given |= constraint
         return {name: value for name, value in given.items() if value is not None}
 
 

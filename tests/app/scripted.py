@@ -48,12 +48,14 @@ class ScriptedEngineClient:
         params: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
     ) -> AsyncGenerator[OutputDelta, None]:
         self.open += 1
         try:
-            for delta in self._deltas(messages, params, tools, request_id or "r"):
+            for delta in self._deltas(messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r"):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 if request_id in self.aborted:
@@ -70,12 +72,14 @@ class ScriptedEngineClient:
         params: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
     ) -> Generator[OutputDelta, None, None]:
         self.open += 1
         try:
-            for delta in self._deltas(messages, params, tools, request_id or "r"):
+            for delta in self._deltas(messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r"):
                 if self.delay_s:
                     time.sleep(self.delay_s)
                 if request_id in self.aborted:
@@ -99,7 +103,7 @@ class ScriptedEngineClient:
         self,
         messages: Sequence[dict[str, Any]],
         params: Mapping[str, Any],
-        tools: Sequence[Mapping[str, Any]] | None,
+        tool_options: tuple[Any, Any, Any],
         request_id: str,
     ) -> Generator[OutputDelta, None, None]:
         SamplingParams.from_mapping(params)
@@ -107,7 +111,11 @@ class ScriptedEngineClient:
         if num_prompt > self.max_model_len:
             raise PromptTooLongError(num_prompt, self.max_model_len, 1)
         self.last_request_id = request_id
-        self.requests.append({"messages": list(messages), "params": dict(params), "tools": tools})
+        tools, choice, parallel = tool_options
+        self.requests.append(
+            {"messages": list(messages), "params": dict(params), "tools": tools}
+            | {"tool_choice": choice, "parallel_tool_calls": parallel}
+        )
         for number, piece in enumerate(self.pieces):
             if self.error is not None and number == self.error_after:
                 raise self.error

@@ -84,7 +84,7 @@ def test_logprobs_are_asked_for_as_openai_does():
     assert chat._sampling(None, {"logprobs": False}) == {}
 
 
-@pytest.mark.parametrize("name", ["best_of", "use_beam_search", "response_format", "temprature"])
+@pytest.mark.parametrize("name", ["best_of", "use_beam_search", "temprature"])
 def test_an_unknown_option_is_refused_by_name(name):
     with pytest.raises(UnsupportedParameterError, match=name):
         model().invoke("x", **{name: 1})
@@ -110,16 +110,67 @@ def test_an_image_is_refused_before_anything_runs():
     assert client.requests == []
 
 
-def test_tools_are_shown_to_the_model_and_a_forced_call_is_refused():
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
 
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (None, None),
+        ("auto", "auto"),
+        ("none", "none"),
+        ("any", "required"),
+        ("required", "required"),
+        (True, "required"),
+        ("add", {"type": "function", "function": {"name": "add"}}),
+        ({"type": "function", "function": {"name": "add"}}, {"type": "function", "function": {"name": "add"}}),
+    ],
+)
+def test_tools_are_sent_in_openais_form_with_every_way_to_choose_one(given, sent):
     client = ScriptedEngineClient()
-    model(client).bind_tools([add]).invoke("x")
-    assert client.requests[0]["tools"][0]["function"]["name"] == "add"
-    with pytest.raises(UnsupportedParameterError, match="a call cannot be forced"):
-        model(client).bind_tools([add], tool_choice="any")
+    model(client).bind_tools([add], tool_choice=given, parallel_tool_calls=False).invoke("x")
+    request = client.requests[0]
+    assert request["tools"][0]["function"]["name"] == "add"
+    assert (request["tool_choice"], request["parallel_tool_calls"]) == (sent, False)
+
+
+def test_a_tool_choice_that_names_no_tool_is_refused():
+    with pytest.raises(ValueError, match="tool_choice='sub' names none of the tools; they are add"):
+        model().bind_tools([add], tool_choice="sub")
+
+
+@pytest.mark.parametrize(
+    ("response_format", "params"),
+    [
+        ({"type": "text"}, {}),
+        ({"type": "json_object"}, {"json_object": True}),
+        (
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}},
+            {"json_schema": {"type": "null"}},
+        ),
+    ],
+)
+def test_response_format_becomes_a_constraint(response_format, params):
+    client = ScriptedEngineClient()
+    model(client).invoke("x", response_format=response_format)
+    assert client.requests[0]["params"] == params
+
+
+@pytest.mark.parametrize(
+    "response_format", [1, {}, {"type": "xml"}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}]
+)
+def test_a_malformed_response_format_is_refused(response_format):
+    with pytest.raises(InvalidParameterError, match="response_format"):
+        model().invoke("x", response_format=response_format)
+
+
+def test_with_structured_output_needs_a_schema_and_a_known_method():
+    with pytest.raises(ValueError, match="needs a schema"):
+        model().with_structured_output(None)
+    with pytest.raises(ValueError, match="method='xml' is not supported"):
+        model().with_structured_output({"title": "t", "type": "object"}, method="xml")
 
 
 # ── stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -152,9 +152,8 @@ def test_the_model_is_listed(client):
     [
         ("best_of", 2),
         ("use_beam_search", True),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
+        ("functions", [{"name": "f"}]),
+        ("guided_grammar", "start: x"),
         ("modalities", ["text", "audio"]),
         ("audio", {"voice": "alloy"}),
         ("reasoning_effort", "high"),

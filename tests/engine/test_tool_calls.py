@@ -65,6 +65,8 @@ ANSWERS = [
     ("hermes", '<tool_call>{"name": "other", "arguments": {}}</tool_call>', None),
     ("hermes", "<tool_call>no json</tool_call> and text", None),
     ("hermes", "half <tool_ca", None),
+    ("hermes", '<tool_call>{"name":"nothing","arguments":{}}</tool_call>\n<tool_c', ("", [("nothing", "{}")])),
+    ("hermes", '<tool_call>{"name":"nothing","arguments":{}}</tool_call>\n<tool_call>{"na', ("", [("nothing", "{}")])),
     ("hermes", "lines\n\n", None),
     ("llama", "Text with {braces}", None),
     ("llama", '{"name": "add", "parameters": {"a": 1}}', ("", [("add", '{"a": 1}')])),
@@ -98,7 +100,7 @@ def test_text_without_a_call_comes_out_as_it_is(text, size):
 def test_arguments_are_streamed_as_they_come():
     parser = ToolCallParser("hermes", {"add"})
     seen = [parser.push(piece).calls for piece in ('<tool_call>{"name": "add", "arguments": {', '"a": ', "1}", "}")]
-    assert [[call.arguments for call in calls] for calls in seen] == [["", "{"], ['"a": '], ["1}"], []]
+    assert [[call.arguments for call in calls] for calls in seen] == [["{"], ['"a": '], ["1}"], []]
 
 
 # ── held to the schemas ──────────────────────────────────────────────────────────────────────────────────────────────
