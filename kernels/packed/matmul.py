@@ -65,13 +65,13 @@ def int4_panel_row(panel, num_blocks, x, sums, out):
 
 
 @njit(forceinline=True)
-def int4_panel_rows4(panel, num_blocks, x, x_stride, sums, sums_stride, out, out_stride):
+def int4_panel_rows4(panel, num_blocks, quads, x, x_stride, sums, sums_stride, out, out_stride):
     """Four rows times one int4 panel: codes are unpacked once for all four."""
     a0 = a1 = a2 = a3 = splat_f32(0.0)
     for block in range(num_blocks):
         w, xb, sb = panel + block * INT4_BLOCK_BYTES, x + block * 32, sums + block * 8
         t0 = t1 = t2 = t3 = dot_zero()
-        for j in range(4):
+        for j in range(quads):
             packed = load_u8x64(w + 64 * j)
             low, high = low_nibbles(packed), high_nibbles(packed)
             xl = xb + 4 * j
@@ -142,13 +142,13 @@ def int8_panel_row(panel, num_blocks, x, sums, out):
 
 
 @njit(forceinline=True)
-def int8_panel_rows4(panel, num_blocks, x, x_stride, sums, sums_stride, out, out_stride):
+def int8_panel_rows4(panel, num_blocks, quads, x, x_stride, sums, sums_stride, out, out_stride):
     """Four rows times one int8 panel."""
     a0 = a1 = a2 = a3 = splat_f32(0.0)
     for block in range(num_blocks):
         w, xb, sb = panel + block * INT8_BLOCK_BYTES, x + block * 32, sums + block * 8
         t0 = t1 = t2 = t3 = zero_i32()
-        for j in range(8):
+        for j in range(2 * quads):
             code, xj = load_u8x64(w + 64 * j), xb + 4 * j
             t0 = dot_bytes(t0, code, broadcast_quad(xj))
             t1 = dot_bytes(t1, code, broadcast_quad(xj + x_stride))
@@ -166,8 +166,12 @@ def int8_panel_rows4(panel, num_blocks, x, x_stride, sums, sums_stride, out, out
 
 
 @njit
-def int4_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_stride):
-    """Panels `first` to `last` of an int4 weight times all rows. Addresses: weight, x, sums, out; strides in bytes."""
+def int4_panels(weight, num_blocks, quads, first, last, x, sums, num_rows, out, out_stride):
+    """Panels `first` to `last` of an int4 weight times all rows. Addresses: weight, x, sums, out; strides in bytes.
+
+    `quads` is 4, the groups of four inputs in half a block, but known at run time only: a compiler that knows it
+    unrolls the loop of four rows whole, which takes more registers than AVX2 has and keeps half of them in memory.
+    """
     x_stride, sums_stride, panel_bytes = num_blocks * 32, num_blocks * 8, num_blocks * INT4_BLOCK_BYTES
     for p in range(first, last):
         panel, o = weight + p * panel_bytes, out + p * 64
@@ -188,6 +192,7 @@ def int4_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_str
             int4_panel_rows4(
                 panel,
                 num_blocks,
+                quads,
                 x + row * x_stride,
                 x_stride,
                 sums + row * sums_stride,
@@ -202,7 +207,7 @@ def int4_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_str
 
 
 @njit
-def int8_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_stride):
+def int8_panels(weight, num_blocks, quads, first, last, x, sums, num_rows, out, out_stride):
     """`int4_panels` for an int8 weight."""
     x_stride, sums_stride, panel_bytes = num_blocks * 32, num_blocks * 8, num_blocks * INT8_BLOCK_BYTES
     for p in range(first, last):
@@ -212,6 +217,7 @@ def int8_panels(weight, num_blocks, first, last, x, sums, num_rows, out, out_str
             int8_panel_rows4(
                 panel,
                 num_blocks,
+                quads,
                 x + row * x_stride,
                 x_stride,
                 sums + row * sums_stride,

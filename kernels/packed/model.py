@@ -165,6 +165,7 @@ class PackedModel:
         self._job = np.zeros(step.JOB_WORDS, dtype=np.int64)
         for word, value in (
             (step.NUM_THREADS, team.num_threads),
+            (step.QUADS, 4),
             (step.LAYERS, self._layers.ctypes.data),
             (step.HIDDEN, shape.hidden),
             (step.HEADS, shape.heads),

@@ -23,6 +23,7 @@ from kernels.packed.team import await_job, barrier, claim
     NUM_LOGITS,
     NUM_UNITS,
     NUM_SPLITS,
+    QUADS,
     LAYERS,
     LAYER_WORDS,
     SEGMENTS,
@@ -56,8 +57,8 @@ from kernels.packed.team import await_job, barrier, claim
     SCORES,
     MERGED,
     LOGITS,
-) = range(40)
-JOB_WORDS = 40
+) = range(41)
+JOB_WORDS = 41
 
 # Words of a layer.
 (
@@ -96,15 +97,15 @@ def _chunk(units, num_threads):
 
 
 @njit
-def _panels(weight, kind, num_blocks, first, last, codes, sums, num_rows, out, out_stride):
+def _panels(weight, kind, num_blocks, quads, first, last, codes, sums, num_rows, out, out_stride):
     if kind == INT4:
-        int4_panels(weight, num_blocks, first, last, codes, sums, num_rows, out, out_stride)
+        int4_panels(weight, num_blocks, quads, first, last, codes, sums, num_rows, out, out_stride)
     else:
-        int8_panels(weight, num_blocks, first, last, codes, sums, num_rows, out, out_stride)
+        int8_panels(weight, num_blocks, quads, first, last, codes, sums, num_rows, out, out_stride)
 
 
 @njit
-def _product(shared, num_threads, segments, width, codes, sums, num_rows, out):
+def _product(shared, num_threads, segments, width, quads, codes, sums, num_rows, out):
     """All segments of one product side by side in `out`."""
     total = 0
     for s in range(3):
@@ -122,6 +123,7 @@ def _product(shared, num_threads, segments, width, codes, sums, num_rows, out):
                     _word(segments, s * SEGMENT_WORDS),
                     _word(segments, s * SEGMENT_WORDS + 1),
                     width // 32,
+                    quads,
                     low,
                     high,
                     codes,
@@ -286,6 +288,7 @@ def run_step(shared, job, thread):
     hidden, inner = _word(job, HIDDEN), _word(job, INNER)
     width = _word(job, HEADS) * _word(job, HEAD_DIM)
     codes, sums, delta = _word(job, CODES), _word(job, SUMS), _word(job, DELTA)
+    quads = _word(job, QUADS)
     # Nothing of the job may be read behind the last barrier: the caller fills in the next one.
     num_logits = _word(job, NUM_LOGITS)
     if _word(job, FIRST_LAYER) == 0:
@@ -293,18 +296,28 @@ def run_step(shared, job, thread):
     for index in range(_word(job, FIRST_LAYER), _word(job, LAST_LAYER)):
         layer = _word(job, LAYERS) + index * LAYER_WORDS_COUNT * 8
         _norm_phase(shared, num_threads, job, 0, 0 if index == 0 else delta, _word(layer, INPUT_NORM), num_rows)
-        _product(shared, num_threads, _word(layer, QKV_PRODUCT), hidden, codes, sums, num_rows, _word(job, QKV))
+        _product(shared, num_threads, _word(layer, QKV_PRODUCT), hidden, quads, codes, sums, num_rows, _word(job, QKV))
         _rope_phase(shared, num_threads, job, layer, num_rows)
         _attention_phase(shared, num_threads, thread, job, layer)
         _merge_phase(shared, num_threads, thread, job, layer, num_rows)
-        _product(shared, num_threads, _word(layer, OUTPUT_PRODUCT), width, codes, sums, num_rows, delta)
+        _product(shared, num_threads, _word(layer, OUTPUT_PRODUCT), width, quads, codes, sums, num_rows, delta)
         _norm_phase(shared, num_threads, job, 0, delta, _word(layer, POST_NORM), num_rows)
-        _product(shared, num_threads, _word(layer, GATE_UP_PRODUCT), hidden, codes, sums, num_rows, _word(job, GATE_UP))
+        _product(
+            shared,
+            num_threads,
+            _word(layer, GATE_UP_PRODUCT),
+            hidden,
+            quads,
+            codes,
+            sums,
+            num_rows,
+            _word(job, GATE_UP),
+        )
         _silu_phase(shared, num_threads, job, num_rows)
-        _product(shared, num_threads, _word(layer, DOWN_PRODUCT), inner, codes, sums, num_rows, delta)
+        _product(shared, num_threads, _word(layer, DOWN_PRODUCT), inner, quads, codes, sums, num_rows, delta)
     if num_logits > 0:
         _norm_phase(shared, num_threads, job, _word(job, LOGIT_ROWS), delta, _word(job, FINAL_NORM), num_logits)
-        _product(shared, num_threads, _word(job, HEAD), hidden, codes, sums, num_logits, _word(job, LOGITS))
+        _product(shared, num_threads, _word(job, HEAD), hidden, quads, codes, sums, num_logits, _word(job, LOGITS))
 
 
 @njit(nogil=True, cache=True)

@@ -76,7 +76,7 @@ def test_products_equal_the_formula_and_rows_do_not_touch(
         out = np.full((last - first, weight.shape[0] * 16), np.nan, dtype=np.float32)
         own, own_sums = codes[first:last].copy(), sums[first:last].copy()
         panels(
-            weight.ctypes.data, shape[1] // 32, 0, weight.shape[0], own.ctypes.data, own_sums.ctypes.data,
+            weight.ctypes.data, shape[1] // 32, 4, 0, weight.shape[0], own.ctypes.data, own_sums.ctypes.data,
             last - first, out.ctypes.data, out.shape[1] * 4,
         )  # fmt: skip
         return out[:, : shape[0]]
