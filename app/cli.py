@@ -6,6 +6,7 @@ codes: 0 done, 1 failed, 2 wrong usage or a wrong setting.
 """
 
 import collections
+import json
 import os
 import sys
 from pathlib import Path
@@ -35,7 +36,7 @@ cli = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 models_cli = typer.Typer(
-    help="List, fetch and find models.", no_args_is_help=True, epilog="Example: ragstone models list"
+    help="List, fetch, find and measure models.", no_args_is_help=True, epilog="Example: ragstone models list"
 )
 cli.add_typer(models_cli, name="models")
 
@@ -52,6 +53,13 @@ ConfigOption = Annotated[
 ]
 EmbeddingModelOption = Annotated[
     str | None, typer.Option("--embedding-model", metavar="NAME", help="Embedding model, named as the chat model is.")
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", metavar="D", help="auto, cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[
+    str | None, typer.Option("--dtype", metavar="T", help="auto, float32, bfloat16, float16 or int8.")
+]
+ContextOption = Annotated[
+    int | None, typer.Option("--max-model-len", metavar="N", help="Longest prompt + answer in tokens.")
 ]
 HostOption = Annotated[str | None, typer.Option("--host", metavar="H", help="Address to listen on, e.g. 0.0.0.0.")]
 PortOption = Annotated[int | None, typer.Option("--port", metavar="P", help="Port of the API.")]
@@ -105,13 +113,9 @@ def serve(
     sample_kb: Annotated[
         bool | None, typer.Option("--sample-kb/--no-sample-kb", help="Put the sample handbook in at first start.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="D", help="auto, cpu, cuda or cuda:N.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", metavar="T", help="auto, float32, bfloat16, float16 or int8.")
-    ] = None,
-    max_model_len: Annotated[
-        int | None, typer.Option("--max-model-len", metavar="N", help="Longest prompt + answer in tokens.")
-    ] = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    max_model_len: ContextOption = None,
     model_cache: CacheOption = None,
     log_level: Annotated[
         str | None, typer.Option("--log-level", metavar="L", help="debug, info, warning or error.")
@@ -252,6 +256,34 @@ def path(
     settings = read_settings(config, data=data, model_cache=model_cache)
     _prepare(settings)
     print(models.resolve(name, settings))
+
+
+@models_cli.command("show", epilog="Example: ragstone models show smollm2-135m-instruct --max-model-len 4096")
+def show(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A packaged name, Hub repo id or local path.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON, sizes in bytes.")] = False,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    max_model_len: ContextOption = None,
+    data: DataOption = None,
+    model_cache: CacheOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Show a chat model's shape, its weights by format, and what of it fits this machine; it is fetched if need be."""
+    settings = read_settings(
+        config,
+        device=device,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        data=data,
+        model_cache=model_cache,
+    )
+    _prepare(settings)
+    path = models.resolve(name, settings)
+    from app.model_sheet import model_sheet
+
+    sheet = model_sheet(name, path, settings)
+    print(json.dumps(sheet.as_json(), indent=2) if as_json else "\n".join(sheet.lines()))
 
 
 # ── status ───────────────────────────────────────────────────────────────────────────────────────────────────────────

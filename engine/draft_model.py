@@ -9,28 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from pathlib import Path
 
 from engine.errors import InvalidParameterError
 from engine.request import Request
 from engine.scheduler import StepPlan
 from engine.speculation import LONGEST_MATCH
 from engine.step_batch import StepBatch
-from engine.step_decoder import StepDecoder, load_decoder, pick_format
+from engine.step_decoder import StepDecoder
 from engine.tokenizer import Tokenizer
-from engine.weights import Checkpoint
+from engine.weights import Checkpoint, open_checkpoint
 
 
-def load_draft(
-    checkpoint: Checkpoint, target: Tokenizer, *, device: torch.device, block_size: int, max_position: int
-) -> StepDecoder:
-    """The decoder of a draft model for a target with this tokenizer.
+def open_draft(path: Path, target: Tokenizer) -> Checkpoint:
+    """The checkpoint of a draft model for a target with this tokenizer.
 
     Raises:
         ModelLoadError: its files are missing, broken or not supported.
         InvalidParameterError: it has another tokenizer; the message names the first difference.
     """
+    checkpoint = open_checkpoint(path)
     difference = tokenizer_difference(target, checkpoint.tokenizer)
     if difference is not None:
         raise InvalidParameterError(
@@ -38,9 +36,7 @@ def load_draft(
             f"{checkpoint.name} has another tokenizer than the model it should draft for: {difference}; give a model "
             f"of the same family, whose token ids mean the same",
         )
-    # Nothing depends on the draft model's last bits, so it computes in what is fastest here.
-    weight_format = pick_format(checkpoint, "auto", device, block_size)
-    return load_decoder(checkpoint, weight_format, device, max_position=max_position, halved=True, exact=False)
+    return checkpoint
 
 
 def tokenizer_difference(target: Tokenizer, draft: Tokenizer) -> str | None:

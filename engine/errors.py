@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class EngineError(Exception):
     """Base of all engine errors.
@@ -59,6 +61,28 @@ class ModelLoadError(EngineError):
     """The model's files are missing, broken, or of a kind this engine does not know."""
 
     code = "model_load_failed"
+
+
+class InsufficientMemoryError(EngineError):
+    """A model, with its context and its KV pool, is more than the machine's memory holds.
+
+    Attributes:
+        needed_bytes: what all parts come to.
+        available_bytes: what the device has free.
+    """
+
+    code = "insufficient_memory"
+
+    def __init__(self, model: str, parts: Sequence[tuple[str, int]], needed_bytes: int, available_bytes: int) -> None:
+        entries = [*parts, ("needed", needed_bytes), ("available", available_bytes)]
+        arithmetic = "\n".join(f"  {size:>18,} bytes {size / 2**30:>9.2f} GiB  {what}" for what, size in entries)
+        super().__init__(
+            f"{model} does not fit into the memory of this machine:\n{arithmetic}\n"
+            "Lower max_model_len, kv_memory_bytes (or num_kv_blocks), max_num_seqs or max_num_batched_tokens, or take "
+            "a smaller model or one quantised to fewer bits"
+        )
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
 
 
 class ChatTemplateError(EngineError, ValueError):

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from engine.available_memory import available_bytes
 from engine.config import EngineConfig
-from engine.draft_model import load_draft
+from engine.draft_model import open_draft
 from engine.errors import InvalidParameterError
+from engine.memory_plan import MemoryPlan
 from engine.request import Request
 from engine.scheduler import StepPlan
 from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder, load_decoder, pick_format
-from engine.weights import open_checkpoint
-
-# Keys and values on a CPU: at most this much, and at most a quarter of the memory that is free.
-CPU_KV_BYTES = 1 << 30
-GPU_KV_SHARE = 0.85
+from engine.weights import Checkpoint, open_checkpoint
 
 
 class ModelRunner:
@@ -28,16 +25,29 @@ class ModelRunner:
 
     Attributes:
         weight_format: "packed" (4 and 8 bits), or the torch dtype's name.
+        memory_plan: what all of this takes, as it was counted before loading.
+
+    Raises:
+        ModelLoadError: the model's files are missing, broken or not supported.
+        InsufficientMemoryError: model, context and pool are more than the device has free; no tensor was read.
+        InvalidParameterError: a setting does not fit the model or the machine.
     """
 
     def __init__(self, config: EngineConfig) -> None:
-        self.device = _pick_device(config.device)
+        self.device = pick_device(config.device)
         checkpoint = open_checkpoint(Path(config.model))
         self.model_name = checkpoint.name
         self.tokenizer = checkpoint.tokenizer
         self.model_config = checkpoint.config
-        self.max_model_len = min(config.max_model_len or checkpoint.config.max_position, checkpoint.config.max_position)
         self.weight_format = pick_format(checkpoint, config.dtype, self.device, config.block_size)
+        draft = self._open_draft(config)
+        self.memory_plan = MemoryPlan.of(
+            config, self.device, available_bytes(self.device), checkpoint, self.weight_format, draft
+        )
+        self.memory_plan.check()
+        self.max_model_len = self.memory_plan.max_model_len
+        self.num_blocks = self.memory_plan.num_blocks
+        self.block_size = config.block_size
         self.decoder = load_decoder(
             checkpoint,
             self.weight_format,
@@ -46,9 +56,12 @@ class ModelRunner:
             halved=config.dtype == "auto" and not config.deterministic,
             exact=config.deterministic,
         )
-        self.draft_decoder = self._load_draft(config)
-        self.block_size = config.block_size
-        self.num_blocks = self._pool_size(config)
+        self.draft_decoder: StepDecoder | None = None
+        if draft is not None:
+            # Nothing depends on the draft model's last bits, so it computes in what is fastest here.
+            self.draft_decoder = load_decoder(
+                *draft, self.device, max_position=self.max_model_len, halved=True, exact=False
+            )
         for decoder in (self.decoder, self.draft_decoder):
             if decoder is not None:
                 decoder.allocate(self.num_blocks, self.block_size)
@@ -69,43 +82,16 @@ class ModelRunner:
         batch, complete = StepBatch.of(plan, self.block_size)
         return complete, self.decoder.forward(batch, is_abandoned)
 
-    def _load_draft(self, config: EngineConfig) -> StepDecoder | None:
+    def _open_draft(self, config: EngineConfig) -> tuple[Checkpoint, str] | None:
+        """The draft model's checkpoint and the format it is loaded in."""
         if config.draft_model is None:
             return None
-        return load_draft(
-            open_checkpoint(Path(config.draft_model)),
-            self.tokenizer,
-            device=self.device,
-            block_size=config.block_size,
-            max_position=self.max_model_len,
-        )
-
-    def _pool_size(self, config: EngineConfig) -> int:
-        if config.num_kv_blocks is not None:
-            return config.num_kv_blocks
-        block_bytes = self.kv_bytes_per_token * config.block_size
-        memory = config.kv_memory_bytes or _default_kv_bytes(self.device)
-        # More than every sequence at full length can never be used.
-        useful = config.max_num_seqs * -(-self.max_model_len // config.block_size)
-        num_blocks = min(memory // block_bytes, useful)
-        if num_blocks < 2:
-            raise InvalidParameterError(
-                "kv_memory_bytes",
-                f"{memory:,} bytes hold {num_blocks} blocks; one block of {config.block_size} tokens takes "
-                f"{block_bytes:,} bytes, and at least 2 are needed",
-            )
-        return num_blocks
+        checkpoint = open_draft(Path(config.draft_model), self.tokenizer)
+        return checkpoint, pick_format(checkpoint, "auto", self.device, config.block_size)
 
 
-def _default_kv_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * GPU_KV_SHARE)
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return min(CPU_KV_BYTES, max(available // 4, 64 << 20))
-
-
-def _pick_device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device that `EngineConfig.device` names. Raises InvalidParameterError if it is unknown or not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 # Goes up with every change of a packed layout: files of another version are made anew.
 VERSION = 1
+# GGUF types whose codes are kept as they are.
+INT4_TYPES = ("Q4_0", "Q4_1")
+INT8_TYPES = ("Q8_0",)
 
 Reorder = Callable[[NDArray], NDArray]  # type: ignore[type-arg]
 
@@ -85,7 +88,7 @@ def pack_floats(values: Iterable[tuple[str, NDArray[np.float32]]]) -> PackedTens
 def _pack(file: GGUFFile, name: str, reorder: Reorder) -> Bytes:
     rows, width = file.shape(name)
     kind = file.type_name(name)
-    if kind in ("Q4_0", "Q4_1", "Q8_0"):
+    if kind in INT4_TYPES + INT8_TYPES:
         blocks = file.raw(name).reshape(rows, width // GROUP, -1)
         scales = reorder(_halves(blocks, 0))
         if kind == "Q8_0":
@@ -105,14 +108,26 @@ def _halves(blocks: NDArray[np.uint8], start: int) -> NDArray[np.float16]:
 
 def cached(model: Path, make: Callable[[], PackedTensors]) -> PackedTensors:
     """The packed tensors kept beside `model`, or made, and kept where the folder can be written to."""
-    path = model.with_name(f"{model.name}.packed.safetensors")
-    stamp = _stamp(model)
+    path, stamp = _place(model), _stamp(model)
     tensors = _read(path, stamp)
     if tensors is not None:
         return tensors
     tensors = make()
     _write(path, stamp, tensors)
     return tensors
+
+
+def is_kept(model: Path) -> bool:
+    """Whether the packed tensors of `model` as it is now lie beside it."""
+    try:
+        with safe_open(_place(model), framework="np") as file:
+            return bool((file.metadata() or {}).get("stamp") == _stamp(model))
+    except (SafetensorError, OSError):
+        return False
+
+
+def _place(model: Path) -> Path:
+    return model.with_name(f"{model.name}.packed.safetensors")
 
 
 def _stamp(model: Path) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +20,7 @@ from engine import model_config
 from engine.errors import ModelLoadError
 from engine.gguf_file import GGUFFile
 from engine.model_config import ModelConfig
-from engine.packed_weights import PackedTensors, Reorder, cached, pack_floats, pack_gguf
+from engine.packed_weights import INT4_TYPES, PackedTensors, Reorder, cached, is_kept, pack_floats, pack_gguf
 from engine.tokenizer import Tokenizer
 
 _GGUF_LAYER_NAMES = {
@@ -46,6 +48,9 @@ class Checkpoint(Protocol):
 
     Attributes:
         is_quantized: whether its matrices are stored in 4 to 8 bits.
+        stored_types: how its tensors are stored ("BF16", "Q4_1", ...), the type of most parameters first.
+        shapes: of every tensor, by Hugging Face name.
+        int4_names: the tensors that are packed to 4 bits; other matrices are packed to 8.
         rope_divisors: divisors of the rotary frequencies that some GGUF files carry.
         tensor_bytes: bytes of all tensors as stored.
     """
@@ -54,8 +59,19 @@ class Checkpoint(Protocol):
     config: ModelConfig
     tokenizer: Tokenizer
     is_quantized: bool
+    stored_types: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    int4_names: frozenset[str]
     rope_divisors: Tensor | None
     tensor_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in all tensors."""
+
+    @property
+    def packed_is_kept(self) -> bool:
+        """Whether `packed` finds its work done."""
 
     def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         """All tensors by Hugging Face name."""
@@ -81,6 +97,7 @@ class FolderCheckpoint:
     """A Hugging Face folder: config.json, tokenizer.json and one or more *.safetensors."""
 
     is_quantized = False
+    int4_names: frozenset[str] = frozenset()
     rope_divisors: Tensor | None = None
 
     def __init__(self, folder: Path) -> None:
@@ -88,12 +105,24 @@ class FolderCheckpoint:
         self.name = folder.name
         self.config = model_config.from_folder(folder)
         self._files = _safetensors_files(folder)
-        shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        types: dict[str, str] = {}
         for opened in self._opened("pt"):
-            shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                entry = opened.get_slice(name)
+                self.shapes[name], types[name] = tuple(entry.get_shape()), str(entry.get_dtype())
+        self.stored_types = _by_share(self.shapes, types)
         self.tensor_bytes = sum(file.stat().st_size for file in self._files)
         self.tokenizer = Tokenizer.from_folder(folder)
-        _check_shapes(shapes, self.config, self.tokenizer, folder)
+        _check_shapes(self.shapes, self.config, self.tokenizer, folder)
+
+    @property
+    def num_parameters(self) -> int:
+        return _count(self.shapes)
+
+    @property
+    def packed_is_kept(self) -> bool:
+        return is_kept(self.path)
 
     def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         return {
@@ -152,8 +181,19 @@ class GGUFCheckpoint:
         has_divisors = "rope_freqs.weight" in self._file.tensor_names
         self.rope_divisors = self._file.tensor("rope_freqs.weight") if has_divisors else None
         self.tokenizer = Tokenizer.from_gguf(metadata)
-        shapes = {name: self._file.shape(source) for source, name in self._names}
-        _check_shapes(shapes, self.config, self.tokenizer, path)
+        self.shapes = {name: self._file.shape(source) for source, name in self._names}
+        types = {name: self._file.type_name(source) for source, name in self._names}
+        self.stored_types = _by_share(self.shapes, types)
+        self.int4_names = frozenset(name for name, kind in types.items() if kind in INT4_TYPES)
+        _check_shapes(self.shapes, self.config, self.tokenizer, path)
+
+    @property
+    def num_parameters(self) -> int:
+        return _count(self.shapes)
+
+    @property
+    def packed_is_kept(self) -> bool:
+        return is_kept(self.path)
 
     def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         tensors = {}
@@ -174,6 +214,18 @@ class GGUFCheckpoint:
             return None
         heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
         return lambda rows: _deinterleave(rows, heads)
+
+
+def _count(shapes: dict[str, tuple[int, ...]]) -> int:
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def _by_share(shapes: dict[str, tuple[int, ...]], types: dict[str, str]) -> tuple[str, ...]:
+    """The types there are, that of most parameters first."""
+    share: Counter[str] = Counter()
+    for name, kind in types.items():
+        share[kind] += math.prod(shapes[name])
+    return tuple(kind for kind, _ in share.most_common())
 
 
 def _renamed(file: GGUFFile) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from app import __version__, cli
 from app import serve as process
 from app.settings import ALIASES, Settings
+from tests.engine.tiny_models import save_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = os.environ["RAGSTONE_MODEL_CACHE"]
@@ -64,6 +65,7 @@ def test_commands_are_those_of_the_design() -> None:
         "models list",
         "models path",
         "models pull",
+        "models show",
         "serve",
         "status",
     ]
@@ -348,4 +350,53 @@ def test_ingest_passes_on_what_is_wrong_with_the_store(
     assert result.returncode == 1
     assert result.stdout == ""
     assert str(tmp_path / "data" / "knowledge") in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+# ── models show ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(folder: Path, *options: str) -> Any:
+    result = CliRunner().invoke(cli.cli, ["models", "show", str(folder), "--device", "cpu", *options])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout) if "--json" in options else result.stdout
+
+
+def test_models_show_prints_the_shape_the_sizes_and_the_arithmetic(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    text = shown(tmp_path, "--dtype", "float32")
+    assert "LlamaForCausalLM, 64,368 parameters" in text
+    assert "256 bytes = 2 × 2 layers × 2 heads × 8 × 4 bytes" in text
+    assert "257,472 bytes      0.00 GiB  float32  ← served here" in text
+    assert "128,736 bytes      0.00 GiB  bfloat16" in text
+    assert "packed weights are not possible: the model has a hidden_size of 48" in text
+    assert "available now" in text
+    assert "up to 16 sequences at once, 256 blocks of 16 tokens: 4,096 tokens" in text
+
+
+def test_models_show_in_json_adds_up(tmp_path: Path) -> None:
+    save_tiny_model("qwen3", tmp_path)
+    sheet = shown(tmp_path, "--json", "--max-model-len", "128", "--dtype", "bfloat16")
+    assert (sheet["architecture"], sheet["num_layers"], sheet["context"]) == ("Qwen3ForCausalLM", 2, 256)
+    assert (sheet["num_heads"], sheet["num_kv_heads"], sheet["kv_bytes_per_token"]) == (6, 2, 128)
+    assert sheet["weight_bytes"]["float32"] == 4 * sheet["num_parameters"] == 2 * sheet["weight_bytes"]["bfloat16"]
+    assert sheet["stored_types"] == ["F32"]
+    largest = sheet["largest"]
+    assert sum(part["bytes"] for part in largest["parts"]) == largest["needed_bytes"] <= largest["available_bytes"]
+    assert largest["sequences"] == {"128": largest["tokens"] // 128}
+    assert sheet["served"]["kv_tokens"] == 16 * 128
+    assert sheet["served"]["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("architectures", "says"),
+    [(["MambaForCausalLM"], "supported: LlamaForCausalLM"), ([], "architecture 'none' is not supported")],
+)
+def test_models_show_says_what_is_wrong_with_a_model(tmp_path: Path, architectures: list[str], says: str) -> None:
+    save_tiny_model("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    result = ragstone("models", "show", str(tmp_path))
+    assert result.returncode == 1
+    assert says in result.stderr
     assert "Traceback" not in result.stderr

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from engine import Engine, EngineConfig, SamplingParams, errors
 from engine.gguf_file import SUPPORTED_TYPES, GGUFFile
@@ -73,9 +75,24 @@ def test_all_promised_types_are_covered() -> None:
     assert {*ENCODABLE, "Q4_K", "Q6_K"} == set(SUPPORTED_TYPES)
 
 
-def write_model(folder: Path, name: str, path: Path) -> None:
-    """The tiny model as GGUF, as llama.cpp's converter lays it out (q and k interleaved for `llama`)."""
-    reference = save_tiny_model(name, folder)
+def write_model(
+    folder: Path,
+    name: str,
+    path: Path,
+    *,
+    kind: str = "F32",
+    save: Callable[[str, Path], PreTrainedModel] = save_tiny_model,
+) -> None:
+    """The tiny model as GGUF, as llama.cpp's converter lays it out (q and k interleaved for `llama`).
+
+    kind: the type of its matrices; vectors are F32.
+    """
+    reference = save(name, folder)
+
+    def add(name: str, values: np.ndarray) -> None:
+        type_ = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind]
+        writer.add_tensor(name, gguf.quants.quantize(values, type_), raw_dtype=type_)
+
     architecture = "llama" if name.startswith("llama") else name.split("-")[0]
     config = reference.config
     writer = gguf.GGUFWriter(path, architecture)
@@ -100,12 +117,12 @@ def write_model(folder: Path, name: str, path: Path) -> None:
                 count = heads[projection]
                 halves = values.reshape(count, 2, values.shape[0] // count // 2, *values.shape[1:])
                 values = halves.swapaxes(1, 2).reshape(values.shape)
-            writer.add_tensor(f"blk.{layer[0]}.{GGUF_NAMES[stem]}.{suffix}", np.ascontiguousarray(values))
+            add(f"blk.{layer[0]}.{GGUF_NAMES[stem]}.{suffix}", np.ascontiguousarray(values))
         elif full_name == "lm_head.weight":
             if not config.tie_word_embeddings:
-                writer.add_tensor("output.weight", values)
+                add("output.weight", values)
         else:
-            writer.add_tensor("token_embd.weight" if "embed" in full_name else "output_norm.weight", values)
+            add("token_embd.weight" if "embed" in full_name else "output_norm.weight", values)
     finish(writer)
 
 

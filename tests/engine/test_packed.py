@@ -6,6 +6,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from engine import Engine, EngineConfig, SamplingParams, errors
 from engine.decoder import Decoder
@@ -39,11 +40,11 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-def save_wide_model(name: str, folder: Path) -> None:
+def save_wide_model(name: str, folder: Path) -> PreTrainedModel:
     narrow = CONFIGS[name]
     CONFIGS[name] = type(narrow)(**{**narrow.to_dict(), **WIDTHS, "max_position_embeddings": 1024})
     try:
-        save_tiny_model(name, folder)
+        return save_tiny_model(name, folder)
     finally:
         CONFIGS[name] = narrow
 
