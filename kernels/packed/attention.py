@@ -24,6 +24,7 @@ from kernels.packed.simd import (
     max_lanes,
     maximum,
     multiply,
+    prefetch,
     splat_f32,
     store_f32,
     store_f32x16,
@@ -51,6 +52,12 @@ def _score_rows(q0, q1, q2, q3, keys, head_dim, scores, stride):
     store_f32x16(scores + stride, s1)
     store_f32x16(scores + 2 * stride, s2)
     store_f32x16(scores + 3 * stride, s3)
+
+
+@njit(forceinline=True)
+def _prefetch_block(address, num_bytes):
+    for line in range(0, num_bytes, 64):
+        prefetch(address + line)
 
 
 @njit(forceinline=True)
@@ -90,6 +97,9 @@ def _sum_values(scores, stride, table, first_block, num_keys, v_pool, block_byte
         for first in range(0, num_keys, 16):
             block = load_i64(table + (first_block + first // 16) * 8)
             values = v_pool + block * block_bytes + head_offset + column * 2
+            if column == 0 and first + 16 < num_keys:
+                following = load_i64(table + (first_block + first // 16 + 1) * 8)
+                _prefetch_block(v_pool + following * block_bytes + head_offset, head_dim * 32)
             for key in range(min(16, num_keys - first)):
                 value = load_f16x16(values + key * head_dim * 2)
                 weight = scores + (first + key) * 4
@@ -146,6 +156,14 @@ def attend_split(
             continue
         for first in range(0, seen, 16):
             block = load_i64(table + (start + first) // 16 * 8)
+            # Blocks lie anywhere in the pool, where no hardware looks ahead: ask for the next one, at last for values.
+            following = start + first + 16
+            if first + 16 < seen:
+                _prefetch_block(
+                    k_pool + load_i64(table + following // 16 * 8) * block_bytes + head_offset, head_dim * 32
+                )
+            else:
+                _prefetch_block(v_pool + load_i64(table + start // 16 * 8) * block_bytes + head_offset, head_dim * 32)
             _score_rows(
                 q0, q1, q2, q3, k_pool + block * block_bytes + head_offset, head_dim, scores + first * 4, stride
             )

@@ -120,21 +120,27 @@ def _start_job(shared: int) -> int:
 
 @njit(cache=True)
 def _plan_units(query_lens, context_lens, tables, kv_heads, window, units):  # type: ignore[no-untyped-def]
-    """Attention units of a step: (first row, rows, position, table, split, kv head) each; returns how many."""
-    count = row = 0
-    for index in range(len(query_lens)):
-        start = context_lens[index] - query_lens[index]
-        for tile in range(0, query_lens[index], TILE):
-            rows = min(TILE, query_lens[index] - tile)
-            position = start + tile
-            first = 0 if window == 0 else max(0, position + 1 - window) // SPLIT
-            for split in range(first, (position + rows - 1) // SPLIT + 1):
-                for kv_head in range(kv_heads):
-                    if count < units.shape[0]:
-                        units[count, 0], units[count, 1], units[count, 2] = row + tile, rows, position
-                        units[count, 3], units[count, 4], units[count, 5] = tables[index], split, kv_head
-                    count += 1
-        row += query_lens[index]
+    """Attention units of a step: (first row, rows, position, table, split, kv head) each; returns how many.
+
+    Units of one split and head follow each other, for all sequences: those that share a prefix then find its keys and
+    values in the cache of the core that has just read them.
+    """
+    count, splits = 0, (context_lens.max() - 1) // SPLIT + 1
+    for kv_head in range(kv_heads):
+        for split in range(splits):
+            row = 0
+            for index in range(len(query_lens)):
+                start = context_lens[index] - query_lens[index]
+                for tile in range(0, query_lens[index], TILE):
+                    rows = min(TILE, query_lens[index] - tile)
+                    position = start + tile
+                    first = 0 if window == 0 else max(0, position + 1 - window) // SPLIT
+                    if first <= split <= (position + rows - 1) // SPLIT:
+                        if count < units.shape[0]:
+                            units[count, 0], units[count, 1], units[count, 2] = row + tile, rows, position
+                            units[count, 3], units[count, 4], units[count, 5] = tables[index], split, kv_head
+                        count += 1
+                row += query_lens[index]
     return count
 
 

@@ -320,6 +320,16 @@ dot_bytes = _define("dot_bytes", i32x16, (i32x16, u8x64, u8x64), _dot_bytes)
 zero_i32 = _define("zero_i32", i32x16, (), lambda c, b, v: ir.Constant(_I, None))
 
 
+def _prefetch(context: Any, builder: Any, values: list[Any]) -> None:
+    address = builder.inttoptr(values[0], _I8.as_pointer())
+    read, keep, data = (ir.Constant(_I32, number) for number in (0, 3, 1))
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), [address, read, keep, data])
+
+
+# Ask for the cache line at an address, which need not be a valid one.
+prefetch = _define("prefetch", types.void, (types.int64,), _prefetch)
+
+
 # Threads. Everything that threads hand to each other goes through these.
 def _atomic_add(context: Any, builder: Any, values: list[Any]) -> Any:
     return builder.atomic_rmw("add", _pointer(builder, values[0], _I64), values[1], "seq_cst")
