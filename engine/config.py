@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import InvalidParameterError
+from engine.parameter_check import check_bool, check_integer, check_number, shown
 
+# Of anything that is counted; more can not be meant, and memory and time are computed from it.
+MOST = 2**60
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
@@ -79,10 +83,7 @@ class EngineConfig:
             "num_draft_tokens",
             "max_speculative_rows",
         ):
-            if getattr(self, field) < 1:
-                raise InvalidParameterError(field, f"must be at least 1, got {getattr(self, field)}")
-        if not 0 < self.stall_timeout_s < float("inf"):
-            raise InvalidParameterError("stall_timeout_s", f"must be a positive number, got {self.stall_timeout_s}")
+            check_integer(field, getattr(self, field), 1, MOST)
         for field in (
             "max_model_len",
             "num_kv_blocks",
@@ -90,16 +91,24 @@ class EngineConfig:
             "max_prefill_tokens_while_decoding",
             "default_max_tokens",
         ):
+            if getattr(self, field) is not None:
+                check_integer(field, getattr(self, field), 1, MOST)
+        check_number("stall_timeout_s", self.stall_timeout_s, 0, threading.TIMEOUT_MAX, above_low=True)
+        for field in ("enable_prefix_caching", "deterministic", "check_integrity"):
+            check_bool(field, getattr(self, field))
+        for field in ("model", "device") + (("draft_model",) if self.draft_model is not None else ()):
             value = getattr(self, field)
-            if value is not None and value < 1:
-                raise InvalidParameterError(field, f"must be at least 1 (or None for the default), got {value}")
+            if not isinstance(value, str | Path) or "\0" in str(value):
+                raise InvalidParameterError(field, f"must be text, got {shown(value)}")
         self._check_speculation()
         if self.dtype not in DTYPES:
-            raise InvalidParameterError("dtype", f"must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
+            raise InvalidParameterError("dtype", f"must be one of {', '.join(DTYPES)}, got {shown(self.dtype)}")
 
     def _check_speculation(self) -> None:
         if self.speculation not in ("ngram", "draft", "off"):
-            raise InvalidParameterError("speculation", f'must be "ngram", "draft" or "off", got {self.speculation!r}')
+            raise InvalidParameterError(
+                "speculation", f'must be "ngram", "draft" or "off", got {shown(self.speculation)}'
+            )
         if (self.speculation == "draft") != (self.draft_model is not None):
             raise InvalidParameterError(
                 "draft_model",

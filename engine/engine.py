@@ -33,7 +33,9 @@ from engine.outputs import (
     RequestOutput,
     TokenLogprob,
 )
-from engine.request import PRIORITIES, Request, RequestStatus
+from engine.parameter_check import as_tuple
+from engine.request import Request, RequestStatus
+from engine.request_check import check_ids, check_urgency
 from engine.sampler import Choice, Sampler
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepPlan
@@ -138,7 +140,9 @@ class Engine:
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as plain text behind the model's BOS (where it has one), ids as they are."""
-        return self.tokenizer.encode(prompt, add_bos=True) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_bos=True)
+        return list(as_tuple("prompt", prompt, "token ids (or a text)"))
 
     def render_chat(
         self,
@@ -177,9 +181,9 @@ class Engine:
             InvalidParameterError: an empty prompt, an id outside the vocabulary, a constraint that cannot be served, an
                 unknown priority, or a deadline that is not a positive number.
         """
-        _check_urgency(priority, deadline_s)
+        check_urgency(priority, deadline_s)
         token_ids = self.tokenize(prompt)
-        self._check_ids(token_ids, params)
+        check_ids(token_ids, params, self.runner.model_config.vocab_size)
         max_tokens = self._max_tokens(len(token_ids), params)
         request_id = request_id or f"req-{next(self._ids)}"
         return [
@@ -468,21 +472,6 @@ class Engine:
             error=error,
         )
 
-    def _check_ids(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        vocab_size = self.runner.model_config.vocab_size
-        if not token_ids:
-            raise InvalidParameterError("prompt", "is empty; give at least one token")
-        for field, ids in (
-            ("prompt", token_ids),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            for token_id in ids:
-                if not 0 <= token_id < vocab_size:
-                    raise InvalidParameterError(
-                        field, f"token id {token_id} is outside the vocabulary; ids are 0 to {vocab_size - 1}"
-                    )
-
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         """Tokens the answer may have; refuses what can never fit the model's context or the whole of the pool."""
         reserved = params.max_tokens or 1
@@ -493,11 +482,3 @@ class Engine:
             raise PromptTooLongError(num_prompt_tokens, capacity, reserved, limited_by="cache")
         left = min(self.max_model_len, capacity) - num_prompt_tokens
         return params.max_tokens or min(left, self.config.default_max_tokens or left)
-
-
-def _check_urgency(priority: str, deadline_s: float | None) -> None:
-    if priority not in PRIORITIES:
-        allowed = ", ".join(f'"{name}"' for name in PRIORITIES)
-        raise InvalidParameterError("priority", f"must be one of {allowed}, got {priority!r}")
-    if deadline_s is not None and not 0 < deadline_s < float("inf"):
-        raise InvalidParameterError("deadline_s", f"must be a positive number of seconds (or None), got {deadline_s}")

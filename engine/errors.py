@@ -42,6 +42,7 @@ class PromptTooLongError(EngineError, ValueError):
         num_prompt_tokens: tokens of the prompt as given.
         max_model_len: most tokens of prompt and answer together.
         max_tokens: tokens reserved for the answer.
+        field: what must change: "max_tokens" where the prompt alone would fit, else "prompt".
     """
 
     code = "context_length_exceeded"
@@ -52,6 +53,7 @@ class PromptTooLongError(EngineError, ValueError):
             f"prompt is {num_prompt_tokens:,} tokens; {where} {max_model_len:,} in all, {max_tokens:,} of them "
             f"reserved for the answer (max_tokens): shorten the prompt or lower max_tokens"
         )
+        self.field = "max_tokens" if num_prompt_tokens < max_model_len else "prompt"
         self.num_prompt_tokens = num_prompt_tokens
         self.max_model_len = max_model_len
         self.max_tokens = max_tokens

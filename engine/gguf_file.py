@@ -26,6 +26,11 @@ SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K",
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _DEFAULT_ALIGNMENT = 32
+# Far more than any model has: a larger count is a broken header, and must not be believed for as long as the file is.
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 20
+MAX_ELEMENTS = 1 << 24
+MAX_DIMS = 4
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,12 @@ class GGUFFile:
                 raise ModelLoadError(
                     f"{self.path}: tensor {name} is of type {kind}; supported: {', '.join(SUPPORTED_TYPES)}"
                 )
+            block_size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(info.type_id)][0]
+            if not info.shape or 0 in info.shape or info.shape[-1] % block_size:
+                raise ModelLoadError(
+                    f"{self.path}: tensor {name} has shape {list(info.shape)}; rows of type {kind} are multiples of "
+                    f"{block_size} numbers: the file is corrupt"
+                )
             end = self._data_start + info.offset + self._num_bytes(info)
             if end > len(self._bytes):
                 raise ModelLoadError(
@@ -137,20 +148,28 @@ class _HeaderReader:
         version = self._scalar("<I")
         if version not in (2, 3):
             raise ModelLoadError(f"{self.path} is GGUF version {version}; supported: 2 and 3, little-endian")
-        num_tensors, num_keys = self._scalar("<Q"), self._scalar("<Q")
+        num_tensors, num_keys = self._count("<Q", MAX_TENSORS, "tensors"), self._count("<Q", MAX_KEYS, "keys")
         metadata = {self._string(): self._value(self._scalar("<I")) for _ in range(num_keys)}
         infos = {}
         for _ in range(num_tensors):
-            name, num_dims = self._string(), self._scalar("<I")
+            name, num_dims = self._string(), self._count("<I", MAX_DIMS, "dimensions")
             # Dimensions stand innermost first.
             shape = tuple(reversed([self._scalar("<Q") for _ in range(num_dims)]))
             infos[name] = _TensorInfo(shape, self._scalar("<I"), self._scalar("<Q"))
-        alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise IndexError(f"general.alignment is {str(alignment)[:40]}, a positive integer is needed")
         return metadata, infos, -(-self.position // alignment) * alignment
 
     def _scalar(self, format_: str) -> Any:
         (value,) = struct.unpack_from(format_, self.data, self.position)
         self.position += struct.calcsize(format_)
+        return value
+
+    def _count(self, format_: str, most: int, what: str) -> int:
+        value = int(self._scalar(format_))
+        if value > most:
+            raise IndexError(f"{value:,} {what}, at most {most:,} are possible")
         return value
 
     def _string(self) -> str:
@@ -168,9 +187,9 @@ class _HeaderReader:
             if kind not in _SCALARS:
                 raise IndexError(f"value type {kind}")
             return self._scalar(_SCALARS[kind])
-        element, length = self._scalar("<I"), self._scalar("<Q")
-        if length > len(self.data):
-            raise IndexError(f"an array of {length:,} elements")
+        element, length = self._scalar("<I"), self._count("<Q", MAX_ELEMENTS, "elements of an array")
+        if element == _ARRAY:
+            raise IndexError("an array of arrays, which no model has")
         if element in _SCALARS:
             format_ = f"<{length}{_SCALARS[element][1]}"
             values = struct.unpack_from(format_, self.data, self.position)

@@ -15,9 +15,9 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, InvalidParameterError
 from engine.model_config import ModelConfig
+from engine.packed_weights import packed_shape
 from engine.step_decoder import PACKED
 from engine.weights import Checkpoint
-from kernels.packed.formats import GROUP, INT4_BLOCK_BYTES, INT8_BLOCK_BYTES, ROWS
 
 # Keys and values on a CPU, where nobody says how much: at most this much, and at most a quarter of what fits.
 CPU_KV_BYTES = 1 << 30
@@ -54,8 +54,7 @@ def _packed_bytes(checkpoint: Checkpoint, name: str) -> int:
     shape = checkpoint.shapes[name]
     if len(shape) == 1:
         return 4 * shape[0]
-    block_bytes = INT4_BLOCK_BYTES if name in checkpoint.int4_names else INT8_BLOCK_BYTES
-    return -(-shape[0] // ROWS) * -(-shape[1] // GROUP) * block_bytes
+    return math.prod(packed_shape(shape, is_int4=name in checkpoint.int4_names))
 
 
 def _itemsize(weight_format: str) -> int:

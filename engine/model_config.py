@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ModelLoadError
+from engine.parameter_check import shown
 
 # Hugging Face architecture → (qkv bias, q/k norm) where config.json does not say.
 ARCHITECTURES: dict[str, tuple[bool, bool]] = {
@@ -21,6 +23,9 @@ ARCHITECTURES: dict[str, tuple[bool, bool]] = {
     "Qwen2ForCausalLM": (True, False),
     "Qwen3ForCausalLM": (False, True),
 }
+# Far more than any model has; a larger number is a broken file, and must not be counted up to.
+MAX_LAYERS = 4096
+MAX_SIZE = 1 << 31
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
@@ -116,26 +121,30 @@ def from_folder(folder: Path) -> ModelConfig:
 
 def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
     """Read the fields of a `config.json`; `where` names it in errors."""
-    architecture = (raw.get("architectures") or ["none"])[0]
-    if architecture not in ARCHITECTURES:
+    if not isinstance(raw, Mapping):
+        raise ModelLoadError(f"{where} must hold an object, not {shown(raw)}")
+    named = raw.get("architectures") or ["none"]
+    architecture = named[0] if isinstance(named, list) else named
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise ModelLoadError(
-            f"{where}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+            f"{where}: architecture {shown(architecture)} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
     bias, qk_norm = ARCHITECTURES[architecture]
+    size = partial(_size, raw, where)
+    num_heads, hidden = size("num_attention_heads"), size("hidden_size")
+    num_layers = size("num_hidden_layers", most=MAX_LAYERS)
     try:
-        num_heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-        num_layers = int(raw["num_hidden_layers"])
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-        return ModelConfig(
+        config = ModelConfig(
             architecture=architecture,
-            vocab_size=int(raw["vocab_size"]),
+            vocab_size=size("vocab_size"),
             hidden_size=hidden,
-            intermediate_size=int(raw["intermediate_size"]),
+            intermediate_size=size("intermediate_size"),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_dim=int(raw.get("head_dim") or hidden // num_heads),
-            max_position=int(raw.get("max_position_embeddings") or 2048),
+            num_kv_heads=size("num_key_value_heads", num_heads),
+            head_dim=size("head_dim", hidden // num_heads),
+            max_position=size("max_position_embeddings", 2048),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
             rope_scaling=_rope_scaling(rope, where),
@@ -148,8 +157,44 @@ def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
         )
     except KeyError as error:
         raise ModelLoadError(f"{where} has no field {error}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ModelLoadError(f"{where} has a field of the wrong kind: {error}") from None
+    _check(config, where)
+    return config
+
+
+def _size(raw: Mapping[str, Any], where: str, name: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
+    """A field that counts something; where it is absent or null, the default if there is one."""
+    value = raw.get(name)
+    value = default if value is None else value
+    if value is None:
+        raise ModelLoadError(f"{where} has no field {name!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ModelLoadError(f"{where}: {name} must be an integer from 1 to {most:,}, got {shown(value)}")
+    return value
+
+
+def _check(config: ModelConfig, where: str) -> None:
+    """Refuse what no decoder can be built from."""
+    if config.num_heads % config.num_kv_heads:
+        raise ModelLoadError(
+            f"{where}: {config.num_heads} attention heads cannot share {config.num_kv_heads} heads of keys and values"
+        )
+    if config.head_dim % 2:
+        raise ModelLoadError(f"{where}: head_dim must be even, got {config.head_dim}")
+    scaling = config.rope_scaling
+    positive = {
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope scaling's factor": scaling.factor,
+        "rope scaling's low_freq_factor": scaling.low_freq_factor,
+        "rope scaling's high_freq_factor": scaling.high_freq_factor,
+    }
+    for name, value in positive.items():
+        if not 0 < value < math.inf:
+            raise ModelLoadError(f"{where}: {name} must be a positive number, got {value}")
+    if len(config.sliding_windows) != config.num_layers or any(w is not None and w < 1 for w in config.sliding_windows):
+        raise ModelLoadError(f"{where}: sliding windows must be one for each layer, each of at least 1 token")
 
 
 def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling:
@@ -182,7 +227,7 @@ def _sliding_windows(raw: Mapping[str, Any], architecture: str, num_layers: int)
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Sequence[str], where: str) -> ModelConfig:
     """Read the shape from a GGUF file's metadata; `tensor_names` tells what metadata leaves out."""
-    kind = str(metadata.get("general.architecture"))
+    kind = str(metadata.get("general.architecture"))[:80]
     if kind not in GGUF_ARCHITECTURES:
         raise ModelLoadError(
             f"{where}: GGUF architecture {kind!r} is not supported; supported: {', '.join(GGUF_ARCHITECTURES)}"
@@ -195,29 +240,34 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Sequence[str], where: s
             raise ModelLoadError(f"{where}: the GGUF metadata has no {kind}.{name}")
         return value
 
-    num_heads, hidden = int(field("attention.head_count")), int(field("embedding_length"))
-    num_layers = int(field("block_count"))
+    def number(name: str, default: Any = None) -> float:
+        value = field(name, default)
+        if not isinstance(value, int | float):
+            raise ModelLoadError(f"{where}: {kind}.{name} must be a number, got {shown(value)}")
+        return float(value)
+
+    tokens = metadata.get("tokenizer.ggml.tokens")
     raw = {
         "architectures": [GGUF_ARCHITECTURES[kind]],
-        "vocab_size": int(metadata.get(f"{kind}.vocab_size") or len(metadata.get("tokenizer.ggml.tokens", ()))),
-        "hidden_size": hidden,
-        "intermediate_size": int(field("feed_forward_length")),
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": int(field("attention.head_count_kv", num_heads)),
-        "head_dim": int(field("attention.key_length", hidden // num_heads)),
-        "max_position_embeddings": int(field("context_length")),
-        "rms_norm_eps": float(field("attention.layer_norm_rms_epsilon")),
-        "rope_theta": float(field("rope.freq_base", 10000.0)),
+        "vocab_size": metadata.get(f"{kind}.vocab_size") or (len(tokens) if isinstance(tokens, list) else None),
+        "hidden_size": field("embedding_length"),
+        "intermediate_size": field("feed_forward_length"),
+        "num_hidden_layers": field("block_count"),
+        "num_attention_heads": field("attention.head_count"),
+        "num_key_value_heads": metadata.get(f"{kind}.attention.head_count_kv"),
+        "head_dim": metadata.get(f"{kind}.attention.key_length"),
+        "max_position_embeddings": field("context_length"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in names,
     }
     if kind == "llama" and metadata.get("llama.attention.sliding_window"):
-        raw["sliding_window"] = int(metadata["llama.attention.sliding_window"])
+        raw["sliding_window"] = number("attention.sliding_window")
     scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
     if scaling == "linear":
-        raw["rope_scaling"] = {"rope_type": "linear", "factor": float(field("rope.scaling.factor"))}
+        raw["rope_scaling"] = {"rope_type": "linear", "factor": number("rope.scaling.factor")}
     elif scaling not in ("none", ""):
-        raise ModelLoadError(f"{where}: rope scaling {scaling!r} is not supported; supported: none, linear")
+        raise ModelLoadError(f"{where}: rope scaling {shown(scaling)} is not supported; supported: none, linear")
     config = from_dict(raw, where)
     has_bias = "blk.0.attn_q.bias" in names
     return replace(config, attention_bias=has_bias, output_bias="blk.0.attn_output.bias" in names)

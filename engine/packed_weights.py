@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +22,21 @@ from safetensors.numpy import save_file
 
 from engine.gguf_file import GGUFFile
 from engine.model_config import ModelConfig
-from kernels.packed.formats import GROUP, ROWS, Bytes, pack_int4, pack_int8, quantize_int8
+from kernels.packed.formats import (
+    GROUP,
+    INT4_BLOCK_BYTES,
+    INT8_BLOCK_BYTES,
+    ROWS,
+    Bytes,
+    pack_int4,
+    pack_int8,
+    quantize_int8,
+)
 
 log = logging.getLogger(__name__)
 
 # Goes up with every change of a packed layout: files of another version are made anew.
-VERSION = 1
+VERSION = 2
 # GGUF types whose codes are kept as they are.
 INT4_TYPES = ("Q4_0", "Q4_1")
 INT8_TYPES = ("Q8_0",)
@@ -106,15 +117,50 @@ def _halves(blocks: NDArray[np.uint8], start: int) -> NDArray[np.float16]:
     return np.ascontiguousarray(blocks[:, :, start : start + 2]).view(np.float16)[:, :, 0]
 
 
-def cached(model: Path, make: Callable[[], PackedTensors]) -> PackedTensors:
-    """The packed tensors kept beside `model`, or made, and kept where the folder can be written to."""
+def cached(
+    model: Path, shapes: dict[str, tuple[int, ...]], int4_names: frozenset[str], make: Callable[[], PackedTensors]
+) -> PackedTensors:
+    """The packed tensors kept beside `model`, or made, and kept where the folder can be written to.
+
+    What is kept has to be whole: the tensors of these shapes, packed as they would be now, with their checksum.
+    """
     path, stamp = _place(model), _stamp(model)
     tensors = _read(path, stamp)
     if tensors is not None:
-        return tensors
+        if tensors.shapes == shapes and _is_whole(tensors, int4_names):
+            return tensors
+        log.warning("packed weights are made anew: path=%s reason=tensors are missing or of another shape", path)
     tensors = make()
     _write(path, stamp, tensors)
     return tensors
+
+
+def packed_shape(shape: tuple[int, ...], *, is_int4: bool) -> tuple[int, int, int]:
+    """Of a matrix: [panels of rows, blocks of inputs, bytes of a block]."""
+    return -(-shape[0] // ROWS), -(-shape[1] // GROUP), INT4_BLOCK_BYTES if is_int4 else INT8_BLOCK_BYTES
+
+
+def _is_whole(tensors: PackedTensors, int4_names: frozenset[str]) -> bool:
+    # Compiled code reads these arrays by address and would not notice that one is short.
+    for name, shape in tensors.shapes.items():
+        if len(shape) == 1:
+            vector = tensors.vectors.get(name)
+            if vector is None or vector.shape != shape or vector.dtype != np.float32:
+                return False
+        else:
+            packed = tensors.packed.get(name)
+            wanted = packed_shape(shape, is_int4=name in int4_names)
+            if packed is None or packed.shape != wanted or packed.dtype != np.uint8:
+                return False
+    return True
+
+
+def _checksum(tensors: PackedTensors) -> str:
+    total = 0
+    for name in sorted(tensors.shapes):
+        values: NDArray[Any] = tensors.packed[name] if name in tensors.packed else tensors.vectors[name]
+        total = zlib.crc32(np.ascontiguousarray(values).data, total)
+    return f"{total:08x}"
 
 
 def is_kept(model: Path) -> bool:
@@ -147,17 +193,19 @@ def _read(path: Path, stamp: str) -> PackedTensors | None:
             tensors = PackedTensors(shapes=shapes)
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 (tensors.vectors if len(shapes[name]) == 1 else tensors.packed)[name] = file.get_tensor(name)
+            if metadata["checksum"] != _checksum(tensors):
+                raise ValueError("the checksum is another")
             return tensors
     except FileNotFoundError:
         return None
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError) as error:
         log.warning("packed weights are made anew: path=%s reason=%s", path, error)
         return None
 
 
 def _write(path: Path, stamp: str, tensors: PackedTensors) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    metadata = {"stamp": stamp, "shapes": json.dumps(tensors.shapes)}
+    metadata = {"stamp": stamp, "shapes": json.dumps(tensors.shapes), "checksum": _checksum(tensors)}
     try:
         save_file({**tensors.packed, **tensors.vectors}, partial, metadata=metadata)
         partial.replace(path)

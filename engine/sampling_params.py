@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.errors import InvalidParameterError, UnsupportedParameterError
+from engine.parameter_check import as_tuple, check_bool, check_integer, check_number, shown
 
 MAX_LOGPROBS = 20
+MAX_STOPS = 64
+MAX_N = 128
+# Of tokens; what a model takes is far less, and is the engine's to check.
+MAX_COUNT = 2**31 - 1
+# Below this a temperature makes the best token certain as far as float32 can tell; dividing by less overflows.
+LEAST_TEMPERATURE = 1e-6
+_ID = re.compile(r"[0-9]{1,18}")
 CONSTRAINTS = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
@@ -20,18 +28,18 @@ class SamplingParams:
     Attributes:
         max_tokens: most tokens of the answer; None means what is left of the context.
         min_tokens: tokens before an end token or stop string may end the answer.
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        temperature: 0 (or less than 1e-6) is greedy; otherwise logits are divided by it, at most 100.
         top_p: smallest set of tokens whose probability reaches it, in (0, 1].
         top_k: the k most likely tokens; 0 (or −1) is off.
         min_p: tokens at least this likely relative to the best one, in [0, 1].
-        repetition_penalty: > 1 discourages tokens of prompt and answer, in (0, 10].
+        repetition_penalty: > 1 discourages tokens of prompt and answer, in [0.01, 10].
         presence_penalty, frequency_penalty: OpenAI's penalties over the answer, in [−2, 2].
         logit_bias: token id → value added to its logit, in [−100, 100].
-        seed: the same seed gives the same tokens; None draws one.
+        seed: the same seed gives the same tokens (64 bits); None draws one.
         stop: strings that end the answer; they are not part of it.
         stop_token_ids: token ids that end the answer.
         ignore_eos: go on past the model's own end tokens.
-        n: answers to the same prompt.
+        n: answers to the same prompt, 1 to 128.
         logprobs: how many alternatives to report at each token, 0 to 20 (0: the chosen token only); None is off.
             Values are of the model's raw distribution, before temperature, penalties and filters.
         json_schema: the answer is a JSON document that matches this schema (data, or JSON text).
@@ -68,14 +76,14 @@ class SamplingParams:
     grammar: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else as_tuple("stop", self.stop, "texts")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", as_tuple("stop_token_ids", self.stop_token_ids, "token ids"))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        if self.choice is not None and not isinstance(self.choice, str):
-            object.__setattr__(self, "choice", tuple(self.choice))
+        if self.choice is not None:
+            object.__setattr__(self, "choice", as_tuple("choice", self.choice, "texts"))
         self._check_ranges()
         self._check_types()
         self._check_constraints()
@@ -92,7 +100,8 @@ class SamplingParams:
         for name in values:
             if name not in known:
                 raise UnsupportedParameterError(
-                    name, f"{name} is not supported by this engine; supported: {', '.join(sorted(known))}"
+                    name,
+                    f"{str(name)[:80]} is not supported by this engine; supported: {', '.join(sorted(known))}",
                 )
         return cls(**{name: value for name, value in values.items() if value is not None})
 
@@ -104,7 +113,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the most likely token is always taken."""
-        return self.temperature == 0.0 or self.top_k == 1
+        return self.temperature < LEAST_TEMPERATURE or self.top_k == 1
 
     @property
     def changes_logits(self) -> bool:
@@ -118,57 +127,42 @@ class SamplingParams:
         )
 
     def _check_ranges(self) -> None:
-        ranges: tuple[tuple[str, float, float, bool], ...] = (
-            ("temperature", 0.0, 100.0, True),
-            ("top_p", 0.0, 1.0, False),
-            ("min_p", 0.0, 1.0, True),
-            ("repetition_penalty", 0.0, 10.0, False),
-            ("presence_penalty", -2.0, 2.0, True),
-            ("frequency_penalty", -2.0, 2.0, True),
-        )
-        for name, low, high, closed in ranges:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidParameterError(name, f"must be a finite number, got {value!r}")
-            if value > high or value < low or (value == low and not closed):
+        check_number("temperature", self.temperature, 0, 100)
+        check_number("top_p", self.top_p, 0, 1, above_low=True)
+        check_number("min_p", self.min_p, 0, 1)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 10)
+        check_number("presence_penalty", self.presence_penalty, -2, 2)
+        check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        check_integer("min_tokens", self.min_tokens, 0, MAX_COUNT)
+        check_integer("top_k", self.top_k, 0, MAX_COUNT)
+        check_integer("n", self.n, 1, MAX_N)
+        if self.max_tokens is not None:
+            check_integer("max_tokens", self.max_tokens, 1, MAX_COUNT)
+            if self.min_tokens > self.max_tokens:
                 raise InvalidParameterError(
-                    name, f"must be in {'[' if closed else '('}{low:g}, {high:g}], got {value:g}"
+                    "min_tokens", f"must not exceed max_tokens ({shown(self.max_tokens)}), got {shown(self.min_tokens)}"
                 )
-        for name, least in (("min_tokens", 0), ("top_k", 0), ("n", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidParameterError(name, f"must be an integer of at least {least}, got {value!r}")
-        if self.n > 128:
-            raise InvalidParameterError("n", f"must be at most 128, got {self.n}")
+        if self.logprobs is not None:
+            check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.seed is not None:
+            check_integer("seed", self.seed, -(2**63), 2**64 - 1)
 
     def _check_types(self) -> None:
-        if self.max_tokens is not None and (
-            isinstance(self.max_tokens, bool) or not isinstance(self.max_tokens, int) or self.max_tokens < 1
-        ):
-            raise InvalidParameterError("max_tokens", f"must be an integer of at least 1, got {self.max_tokens!r}")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidParameterError(
-                "min_tokens", f"must not exceed max_tokens ({self.max_tokens}), got {self.min_tokens}"
-            )
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise InvalidParameterError("logprobs", f"must be 0 to {MAX_LOGPROBS} (or None), got {self.logprobs!r}")
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise InvalidParameterError("seed", f"must be an integer, got {self.seed!r}")
+        check_bool("ignore_eos", self.ignore_eos)
+        if len(self.stop) > MAX_STOPS:
+            raise InvalidParameterError("stop", f"at most {MAX_STOPS} stop strings are allowed, got {len(self.stop):,}")
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise InvalidParameterError("stop", f"every stop string must be non-empty text, got {text!r}")
-        if len(self.stop) > 64:
-            raise InvalidParameterError("stop", f"at most 64 stop strings are allowed, got {len(self.stop)}")
+                raise InvalidParameterError("stop", f"every stop string must be non-empty text, got {shown(text)}")
+        for token_id in self.stop_token_ids:
+            check_integer("stop_token_ids", token_id, 0)
         for token_id, value in self.logit_bias.items():
-            if not isinstance(token_id, int) or not isinstance(value, int | float) or not -100.0 <= value <= 100.0:
-                raise InvalidParameterError(
-                    "logit_bias", f"maps integer token ids to values in [-100, 100], got {token_id!r}: {value!r}"
-                )
+            check_integer("logit_bias", token_id, 0)
+            check_number("logit_bias", value, -100, 100)
 
     def _check_constraints(self) -> None:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None and name != "json_object"]
-        if not isinstance(self.json_object, bool):
-            raise InvalidParameterError("json_object", f"must be true or false, got {self.json_object!r}")
+        check_bool("json_object", self.json_object)
         given += ["json_object"] if self.json_object else []
         if len(given) > 1:
             raise InvalidParameterError(given[1], f"at most one constraint is allowed; {given[0]} is given as well")
@@ -181,8 +175,15 @@ class SamplingParams:
             if value is not None and not isinstance(value, str):
                 raise InvalidParameterError(name, f"must be text, not {type(value).__name__}")
         if self.choice is not None:
-            if isinstance(self.choice, str) or not self.choice:
-                raise InvalidParameterError("choice", f"must be a list of at least one text, got {self.choice!r}")
+            if not self.choice:
+                raise InvalidParameterError("choice", "must be a list of at least one text, got none")
             for text in self.choice:
                 if not isinstance(text, str) or not text:
-                    raise InvalidParameterError("choice", f"every choice must be non-empty text, got {text!r}")
+                    raise InvalidParameterError("choice", f"every choice must be non-empty text, got {shown(text)}")
+
+
+def _bias(given: Any) -> dict[Any, Any]:
+    """Token ids as integers: in JSON, where keys are texts, they are spelled out."""
+    if not isinstance(given, Mapping):
+        raise InvalidParameterError("logit_bias", f"must map token ids to numbers, got {shown(given)}")
+    return {int(key) if isinstance(key, str) and _ID.fullmatch(key) else key: value for key, value in given.items()}

@@ -34,6 +34,9 @@ END_TOKENS = frozenset(
     }
 )
 
+# Far more than any vocabulary has: a larger id is a broken file, and no list is made up to it.
+MAX_TOKENS = 1 << 24
+
 # Token types of `tokenizer.ggml.token_type`.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 
@@ -299,7 +302,13 @@ def spec_from_folder(path: Path) -> TokenizerSpec:
     structure["added_tokens"] = added
 
     ids: dict[str, int] = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
-    tokens: list[str | None] = [None] * (max(ids.values()) + 1)
+    for token, token_id in ids.items():
+        if not isinstance(token_id, int) or not 0 <= token_id < MAX_TOKENS:
+            raise ModelLoadError(
+                f"{path / 'tokenizer.json'} gives the token {token[:40]!r} the id {str(token_id)[:40]}; ids are "
+                f"integers from 0 to {MAX_TOKENS - 1:,}"
+            )
+    tokens: list[str | None] = [None] * (max(ids.values(), default=-1) + 1)
     for token, token_id in ids.items():
         tokens[token_id] = token
     bos, eos, unk, pad = (ids.get(roles[role] or "") for role in _SPECIAL_ROLES[:4])

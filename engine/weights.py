@@ -17,12 +17,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine import model_config
-from engine.errors import ModelLoadError
+from engine.errors import EngineError, ModelLoadError
 from engine.gguf_file import GGUFFile
 from engine.model_config import ModelConfig
 from engine.packed_weights import INT4_TYPES, PackedTensors, Reorder, cached, is_kept, pack_floats, pack_gguf
+from engine.parameter_check import shown
 from engine.tokenizer import Tokenizer
 
+# Of floating-point numbers: what packs several integers into one is another tool's format.
+STORED_TYPES = ("F64", "F32", "F16", "BF16")
 _GGUF_LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -86,10 +89,17 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         ModelLoadError: something is missing, broken, or not supported; the message names the file.
     """
-    if path.is_file() and path.suffix == ".gguf":
-        return GGUFCheckpoint(path)
-    if path.is_dir():
-        return FolderCheckpoint(path)
+    try:
+        if path.is_file() and path.suffix.lower() == ".gguf":
+            return GGUFCheckpoint(path)
+        if path.is_dir():
+            return FolderCheckpoint(path)
+    except EngineError:
+        raise
+    except Exception as error:  # a file may be wrong in more ways than its readers check for
+        raise ModelLoadError(
+            f"{path} is corrupt or not supported: reading it ended with {type(error).__name__}: {shown(str(error))}"
+        ) from error
     raise ModelLoadError(f"{path} is neither a .gguf file nor a folder with config.json and *.safetensors")
 
 
@@ -111,10 +121,15 @@ class FolderCheckpoint:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 entry = opened.get_slice(name)
                 self.shapes[name], types[name] = tuple(entry.get_shape()), str(entry.get_dtype())
-        self.stored_types = _by_share(self.shapes, types)
         self.tensor_bytes = sum(file.stat().st_size for file in self._files)
         self.tokenizer = Tokenizer.from_folder(folder)
-        _check_shapes(self.shapes, self.config, self.tokenizer, folder)
+        self.shapes = _checked_shapes(self.shapes, self.config, self.tokenizer, folder)
+        for name in self.shapes:
+            if types[name] not in STORED_TYPES:
+                raise ModelLoadError(
+                    f"{folder}: tensor {name} is stored as {types[name]}; supported: {', '.join(STORED_TYPES)}"
+                )
+        self.stored_types = _by_share(self.shapes, types)
 
     @property
     def num_parameters(self) -> int:
@@ -129,14 +144,15 @@ class FolderCheckpoint:
             name: opened.get_tensor(name).to(device=device, dtype=dtype)
             for opened in self._opened("pt")
             for name in opened.keys()  # noqa: SIM118 - not a mapping
+            if name in self.shapes
         }
 
     def packed(self) -> PackedTensors:
-        return cached(self.path, lambda: pack_floats(self._floats()))
+        return cached(self.path, self.shapes, self.int4_names, lambda: pack_floats(self._floats()))
 
     def _floats(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         for opened in self._opened("pt"):
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
+            for name in self.shapes.keys() & set(opened.keys()):
                 yield name, opened.get_tensor(name).float().numpy()
 
     def _opened(self, framework: str) -> Iterator[Any]:
@@ -153,7 +169,10 @@ class FolderCheckpoint:
 def _safetensors_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelLoadError(f"{index} is no index of tensors ({shown(str(error))}): download it again") from None
         files = [folder / Path(name).name for name in names]
     else:
         files = sorted(folder.glob("*.safetensors"))
@@ -180,12 +199,18 @@ class GGUFCheckpoint:
         self.tensor_bytes = path.stat().st_size
         has_divisors = "rope_freqs.weight" in self._file.tensor_names
         self.rope_divisors = self._file.tensor("rope_freqs.weight") if has_divisors else None
+        if self.rope_divisors is not None and self.rope_divisors.shape != (self.config.head_dim // 2,):
+            raise ModelLoadError(
+                f"{path}: tensor rope_freqs.weight has shape {list(self.rope_divisors.shape)}, its configuration needs "
+                f"[{self.config.head_dim // 2}]"
+            )
         self.tokenizer = Tokenizer.from_gguf(metadata)
-        self.shapes = {name: self._file.shape(source) for source, name in self._names}
+        shapes = {name: self._file.shape(source) for source, name in self._names}
+        self.shapes = _checked_shapes(shapes, self.config, self.tokenizer, path)
+        self._names = [(source, name) for source, name in self._names if name in self.shapes]
         types = {name: self._file.type_name(source) for source, name in self._names}
         self.stored_types = _by_share(self.shapes, types)
         self.int4_names = frozenset(name for name, kind in types.items() if kind in INT4_TYPES)
-        _check_shapes(self.shapes, self.config, self.tokenizer, path)
 
     @property
     def num_parameters(self) -> int:
@@ -206,7 +231,7 @@ class GGUFCheckpoint:
 
     def packed(self) -> PackedTensors:
         names = [(source, name, self._reorder(name)) for source, name in self._names]
-        return cached(self.path, lambda: pack_gguf(self._file, names))
+        return cached(self.path, self.shapes, self.int4_names, lambda: pack_gguf(self._file, names))
 
     def _reorder(self, name: str) -> Reorder | None:
         """How to bring the rows of a tensor into Hugging Face's order; None where they are."""
@@ -248,39 +273,60 @@ def _deinterleave(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
     return np.ascontiguousarray(rows.reshape(num_heads, pairs, 2, *shape[1:]).swapaxes(1, 2)).reshape(shape)
 
 
-def _check_shapes(shapes: dict[str, tuple[int, ...]], config: ModelConfig, tokenizer: Tokenizer, path: Path) -> None:
-    """Refuse a checkpoint whose tensors do not fit its configuration or tokenizer, naming the first that does not."""
-    hidden, inner, q = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
-    kv = config.num_kv_heads * config.head_dim
-    expected: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    if not config.tie_embeddings:
-        expected["lm_head.weight"] = (config.vocab_size, hidden)
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}."
-        expected |= {
-            prefix + "self_attn.q_proj.weight": (q, hidden),
-            prefix + "self_attn.k_proj.weight": (kv, hidden),
-            prefix + "self_attn.v_proj.weight": (kv, hidden),
-            prefix + "self_attn.o_proj.weight": (hidden, q),
-            prefix + "mlp.gate_proj.weight": (inner, hidden),
-            prefix + "mlp.up_proj.weight": (inner, hidden),
-            prefix + "mlp.down_proj.weight": (hidden, inner),
-            prefix + "input_layernorm.weight": (hidden,),
-            prefix + "post_attention_layernorm.weight": (hidden,),
-        }
-    for name, shape in expected.items():
+def _checked_shapes(
+    shapes: dict[str, tuple[int, ...]], config: ModelConfig, tokenizer: Tokenizer, path: Path
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the tensors that the decoder uses, in the order in which it uses them.
+
+    Refuses a checkpoint whose tensors do not fit its configuration or tokenizer, naming the first that does not.
+    """
+    used = {}
+    for name, shape, is_needed in _expected_shapes(shapes, config):
         given = shapes.get(name)
+        if given is None and not is_needed:
+            continue
         if given is None:
             raise ModelLoadError(f"{path} lacks the tensor {name}")
         if given != shape:
             raise ModelLoadError(
                 f"{path}: tensor {name} has shape {list(given)}, its configuration needs {list(shape)}"
             )
+        used[name] = given
     if tokenizer.vocab_size > config.vocab_size:
         raise ModelLoadError(
             f"{path}: the tokenizer knows {tokenizer.vocab_size:,} tokens, the model only "
             f"{config.vocab_size:,}: tokenizer and weights do not belong together"
         )
+    return used
+
+
+def _expected_shapes(
+    given: dict[str, tuple[int, ...]], config: ModelConfig
+) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """(name, shape, whether it has to be there) of every tensor the decoder uses."""
+    hidden, inner, q = config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim
+    kv = config.num_kv_heads * config.head_dim
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden), True
+    yield "model.norm.weight", (hidden,), True
+    if not config.tie_embeddings:
+        yield "lm_head.weight", (config.vocab_size, hidden), True
+    rows = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        biased = config.attention_bias or any(f"{prefix}self_attn.{name}.bias" in given for name in rows)
+        for name, out in rows.items():
+            yield f"{prefix}self_attn.{name}.weight", (out, hidden), True
+            yield f"{prefix}self_attn.{name}.bias", (out,), biased
+        yield prefix + "self_attn.o_proj.weight", (hidden, q), True
+        yield prefix + "self_attn.o_proj.bias", (hidden,), config.output_bias
+        mlp_biased = config.mlp_bias or any(f"{prefix}mlp.{name}_proj.bias" in given for name in ("gate", "up"))
+        for name in ("gate_proj", "up_proj"):
+            yield f"{prefix}mlp.{name}.weight", (inner, hidden), True
+            yield f"{prefix}mlp.{name}.bias", (inner,), mlp_biased
+        yield prefix + "mlp.down_proj.weight", (hidden, inner), True
+        yield prefix + "mlp.down_proj.bias", (hidden,), config.mlp_bias
+        yield prefix + "input_layernorm.weight", (hidden,), True
+        yield prefix + "post_attention_layernorm.weight", (hidden,), True
+        normed = config.qk_norm or any(f"{prefix}self_attn.{name}_norm.weight" in given for name in "qk")
+        for name in "qk":
+            yield f"{prefix}self_attn.{name}_norm.weight", (config.head_dim,), normed

@@ -77,7 +77,9 @@ class Fault:
         status = self.openai_status
         kinds = {404: "not_found_error", 429: "rate_limit_error"}
         kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
+        # The engine's name for what /v1 is given as messages.
+        param = "messages" if self.field == "prompt" else self.field
+        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code}}
 
     @property
     def openai_status(self) -> int:

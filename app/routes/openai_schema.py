@@ -3,7 +3,7 @@
 Only shapes are checked here; ranges are the engine's (`SamplingParams`).
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -50,6 +50,12 @@ SAMPLING = (
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice"}
 
 
+# As JSON has them: true is no number, "0.5" neither.
+Integer = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Bool = Annotated[bool, Field(strict=True)]
+
+
 class StreamOptions(BaseModel):
     """`include_usage`: a last chunk with the usage and no choices."""
 
@@ -77,26 +83,26 @@ class ChatCompletionRequest(BaseModel):
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
-    stream: bool | None = False
+    stream: Bool | None = False
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    min_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    seed: int | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    n: Integer | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Integer | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: dict[int, Number] | None = None
+    seed: Integer | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    stop_token_ids: list[Integer] | None = None
+    ignore_eos: Bool | None = None
+    logprobs: Bool | None = None
+    top_logprobs: Integer | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -32,7 +32,7 @@ STREAMS = ("stream", "stream_log", "stream_events")
 @pytest.mark.parametrize(
     ("error", "status", "code", "field"),
     [
-        (PromptTooLongError(10, 5, 1), 413, "context_length_exceeded", None),
+        (PromptTooLongError(10, 5, 1), 413, "context_length_exceeded", "prompt"),
         (InvalidParameterError("top_p", "no"), 422, "invalid_parameter", "top_p"),
         (EngineDeadError("gone"), 503, "engine_dead", None),
         (StepFailedError("no memory"), 500, "step_failed", None),
