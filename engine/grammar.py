@@ -40,6 +40,7 @@ JSON_WHITESPACE = r"( |\n {0,16})?"
 PROBE_TOKENS = 16
 PROBE_S = 1.0
 NUM_CACHED = 32
+TOO_COMPLEX = "grows too complex to follow: make repetitions and alternatives smaller"
 # Of the library's parser; the step limits bound the time of one mask, the others what compiling takes.
 LIMITS = {
     "initial_lexer_fuel": 500_000,
@@ -126,7 +127,8 @@ class Grammar:
             self._drafts, self._masks = [], {}
         self._num_tokens += 1
         if self.failure is None and not self._matcher.consume_token(token_id):
-            self._fail()
+            # The mask allowed it, so that only a limit can stand in its way, whatever the library calls it.
+            self.failure = TOO_COMPLEX
 
     def _compute_ahead(self, draft_ids: list[int]) -> None:
         """The masks along the drafts; leaves the matcher where it was."""
@@ -320,7 +322,7 @@ def _reason(message: str) -> str:
     if "NoExtension" in message:
         return "matches no text at all"
     if "too many" in message or ("limit" in message.lower() and "recursion" not in message):
-        return "grows too complex to follow: make repetitions and alternatives smaller"
+        return TOO_COMPLEX
     lines = [line.strip() for line in message.splitlines()]
     kept = [line for line in lines if line and not line.startswith(("<", "|", "^")) and "| " not in line[:8]]
     return " ".join(kept)[:300] or "cannot be followed"

@@ -364,7 +364,7 @@ def test_a_constraint_that_grows_too_complex_on_its_way_fails_its_request_only(e
     ends = {delta.request_id: delta for delta in deltas if delta.finish_reason}
     error = ends[bad[0].request_id].error
     assert isinstance(error, InvalidParameterError)
-    assert (error.field, "grows too complex" in str(error)) == ("regex", True)
+    assert (error.field, "grows too complex" in str(error)) == ("regex", True), error
     assert ends[good[0].request_id].finish_reason == "stop"
 
 
