@@ -33,6 +33,7 @@ LEAK_BYTES = 64 << 20
 # Gaps that are kept, the newest; all of them would look like a leak.
 NUM_GAPS = 100_000
 NUM_TENANTS = 5
+FILLING_TOKENS = 1000
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -177,7 +178,7 @@ async def soak(engine: AsyncEngine, minutes: float, num_clients: int, seed: int)
     """Run the load, let the engine come to rest, and look for what did not come back."""
     figures = Figures(minutes=minutes)
     prompts = Prompts(engine, random.Random(seed))
-    await engine.generate(prompts.fresh(random.Random(seed), 50), SamplingParams(max_tokens=4))
+    await fill_pool(engine, prompts, random.Random(seed))
     num_tasks, num_threads = len(asyncio.all_tasks()), threading.active_count()
     figures.rss_bytes.append(rss())
     until = time.monotonic() + 60 * minutes
@@ -197,13 +198,23 @@ async def soak(engine: AsyncEngine, minutes: float, num_clients: int, seed: int)
         "threads": (threading.active_count(), num_threads),
     }
     figures.leaks += [f"{name}: {now}, expected {then}" for name, (now, then) in checks.items() if now != then]
-    # The first minute fills caches and touches the pool's pages.
+    # The first minute fills caches.
     grown = figures.rss_bytes[-1] - figures.rss_bytes[min(1, len(figures.rss_bytes) - 1)]
     if grown > LEAK_BYTES:
         figures.leaks.append(f"memory: grew by {grown >> 20:,} MB after the first minute")
     if engine.check_health() != "ready":
         figures.leaks.append(f"health: {engine.check_health()}")
     return figures
+
+
+async def fill_pool(engine: AsyncEngine, prompts: Prompts, rng: random.Random) -> None:
+    """Have every block written once: a pool's pages are mapped as they are first used, which would look like a leak."""
+    left = engine.stats().num_kv_blocks * engine.engine.config.block_size
+    while left > 0:
+        output = await engine.generate(
+            prompts.fresh(rng, min(FILLING_TOKENS, engine.max_model_len // 2)), SamplingParams(max_tokens=1)
+        )
+        left -= len(output.prompt_token_ids)
 
 
 async def rest(engine: AsyncEngine) -> None:
@@ -224,6 +235,7 @@ def report(figures: Figures) -> dict[str, Any]:
     """The figures as they are written, after printing them as a table."""
     gaps = quantiles(figures.gaps_s, n=100) if len(figures.gaps_s) > 1 else [0.0] * 99
     result = asdict(figures) | {
+        "outcomes": dict(figures.outcomes),  # which `asdict` cannot copy
         "gaps_s": {"p50": gaps[49], "p95": gaps[94]},
         "tokens_per_s": figures.num_tokens / (60 * figures.minutes),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
