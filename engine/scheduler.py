@@ -82,7 +82,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.clock = clock
-        self.cost = StepCost(kv_cache.block_size, prefill_share)
+        self.cost = StepCost(1, prefill_share)
         self.waiting = AdmissionQueue(clock)
         self.running: list[Request] = []
         self.num_preemptions = 0

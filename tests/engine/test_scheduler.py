@@ -416,10 +416,10 @@ def test_a_long_prompt_does_not_stretch_the_gaps_of_running_streams(token_s: flo
     times = simulation.token_times["stream-0"]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     calm, disturbed = gaps[5 : before - 1], sorted(gaps[before - 1 :])
-    # One block is always read, so that prompts end on a machine for which that is much.
-    bound = max(2.5 * median(calm), simulation.step_s + 16 * 2 * token_s + 1e-9)
-    assert disturbed[int(0.95 * len(disturbed))] <= bound
-    assert len(disturbed) <= (130 if token_s == 0.0001 else 400), "what the bound allows is used"
+    assert disturbed[int(0.95 * len(disturbed))] <= 2.5 * median(calm)
+    # A step may take 0.8 of a plain one longer; the whole prompt takes 6,000 tokens of one and a half times the price.
+    affordable = 6000 * 1.5 * token_s / (0.8 * simulation.step_s)
+    assert len(disturbed) <= max(130, 1.3 * affordable), "what the bound allows is used"
 
 
 def test_the_prompt_share_never_falls_to_nothing_and_never_rises_above_its_bound() -> None:
