@@ -34,6 +34,8 @@ class Worker:
     def __init__(self, name: str, model: Path, threads: int) -> None:
         python = sys.executable if name == "ragstone" else str(VENV / "bin" / "python")
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+        if name == "ragstone":
+            environment["OMP_WAIT_POLICY"] = "PASSIVE"  # as its server sets it
         self.name = name
         self.process = subprocess.Popen(
             [python, str(ROOT / "benchmarks" / "peer_worker.py"), name, str(model), str(threads)],

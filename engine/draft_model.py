@@ -19,6 +19,7 @@ from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder
 from engine.tokenizer import Tokenizer
 from engine.weights import Checkpoint, open_checkpoint
+from kernels.sampling import best_tokens
 
 
 def open_draft(path: Path, target: Tokenizer) -> Checkpoint:
@@ -100,8 +101,8 @@ class DraftModel:
                 batch.rows.append(len(batch.token_ids) - 1)
                 progress.num_computed = start + len(ids)
                 active.append(drafted)
-            best = self.decoder.forward(batch)[:, : self.vocab_size].argmax(-1)
-            for drafted, token_id in zip(active, best.tolist(), strict=True):
+            best = best_tokens(self.decoder.forward(batch)[:, : self.vocab_size])
+            for drafted, token_id in zip(active, best, strict=True):
                 drafted.append(token_id)
         return drafts
 

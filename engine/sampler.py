@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.outputs import TokenLogprob
 from engine.request import Request
 from engine.tokenizer import Tokenizer
-from kernels.sampling import apply_penalties, sample_row
+from kernels.sampling import apply_penalties, best_tokens, sample_row
 
 # A token and, where asked for, its log-probability.
 Choice = tuple[int, TokenLogprob | None]
@@ -38,7 +38,7 @@ class Sampler:
         Log-probabilities are taken from the untouched logits.
         """
         plain = [_takes_best(request) for request in requests]
-        best: list[int] = logits.argmax(-1).tolist() if any(plain) else []
+        best = best_tokens(logits) if any(plain) else []
         choices: list[Iterator[Choice]] = []
         start = 0
         for request, is_plain in zip(requests, plain, strict=True):
@@ -60,7 +60,7 @@ class Sampler:
         edited = params.changes_logits or request.grammar is not None
         row = self._edit(request, raw.clone()) if edited else raw
         if params.is_greedy:
-            token_id = int(row.argmax())
+            (token_id,) = best_tokens(row[None])
         else:
             token_id = sample_row(
                 row, params.temperature, params.top_k, params.top_p, params.min_p, request.seed, request.num_tokens

@@ -7,16 +7,19 @@ measured, because it depends on the machine, on the weights, and on the context 
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
 
-# A step with prompt tokens may take this many times as long as a plain one. Readers are promised 2.5 at most; the
-# distance to that is for noise.
-STRETCH = 1.8
-# Weight of the newest price in its moving average, and plain steps whose median is the recent one.
+# A step with prompt tokens may take this many times as long as a recent plain one, and this many times as long as one
+# before the prompts came. Readers are promised 2.5 of the latter at most; the distance to that is for noise.
+STRETCH = 1.6
+STRETCH_OF_CALM = 2.1
+# Weight of the newest price in its moving average, and the plain steps that count as recent.
 NEWEST = 0.25
-NUM_PLAIN_STEPS = 8
-# Mixed steps after which one plain step is made, so that there is a recent one to compare with.
-MAX_MIXED_STEPS = 64
+NUM_PLAIN_STEPS = 4
+# Mixed steps after which plain ones are made, so that there are recent ones to compare with; and how many.
+MAX_MIXED_STEPS = 48
+NUM_PROBES = 2
+# As many plain steps on end mean that nothing is being read any more.
+CALM_STEPS = 8
 
 
 class StepCost:
@@ -30,14 +33,19 @@ class StepCost:
         self.most = most
         self.least = min(least, most)
         self._plain_steps: deque[float] = deque(maxlen=NUM_PLAIN_STEPS)
+        self._calm_s: float | None = None
         self.prompt_token_s: float | None = None
         self._mixed_steps = 0
+        self._plain_run = 0
         self._last_chunk = 0
 
     @property
     def decode_s(self) -> float | None:
-        """Seconds of a recent step without prompt tokens; None before the first. One slow step does not move it."""
-        return median(self._plain_steps) if self._plain_steps else None
+        """Seconds of a recent step without prompt tokens; None before the first.
+
+        The quickest of a few: whatever else the machine does can only add to a step.
+        """
+        return min(self._plain_steps) if self._plain_steps else None
 
     def prefill_tokens(self) -> int:
         """Prompt tokens for a step in which answers advance; 0 asks for a plain step, to measure it."""
@@ -49,7 +57,8 @@ class StepCost:
             return 0
         if self.prompt_token_s is None:
             return self.least
-        affordable = decode_s * (STRETCH - 1) / self.prompt_token_s if self.prompt_token_s > 0 else self.most
+        longest = min(STRETCH * decode_s, STRETCH_OF_CALM * (self._calm_s or decode_s))
+        affordable = (longest - decode_s) / self.prompt_token_s if self.prompt_token_s > 0 else self.most
         # The price of a token was measured at another size of chunk, so growth is by steps.
         allowed = min(affordable, 2 * max(self._last_chunk, self.least), self.most)
         return max(self.least, int(allowed))
@@ -59,11 +68,16 @@ class StepCost:
         if num_decoding == 0:
             return
         if num_prompt_tokens == 0:
-            if self._mixed_steps >= MAX_MIXED_STEPS:
+            if self._mixed_steps >= MAX_MIXED_STEPS and self._plain_run == 0:
                 self._plain_steps.clear()  # they are from long ago, and perhaps of another batch
             self._plain_steps.append(seconds)
-            self._mixed_steps = 0
+            self._plain_run += 1
+            if self._plain_run >= (NUM_PROBES if self._mixed_steps >= MAX_MIXED_STEPS else 1):
+                self._mixed_steps = 0
             return
+        if self._calm_s is None or self._plain_run >= CALM_STEPS:
+            self._calm_s = self.decode_s
+        self._plain_run = 0
         self._mixed_steps += 1
         self._last_chunk = num_prompt_tokens
         price = max(0.0, seconds - (self.decode_s or 0.0)) / num_prompt_tokens

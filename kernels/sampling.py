@@ -95,6 +95,16 @@ def _nucleus(values: Tensor, top_p: float) -> tuple[Tensor, int]:
     return picked, min(int((cumulative < top_p).sum()) + 1, picked.shape[0])
 
 
+def best_tokens(logits: Tensor) -> list[int]:
+    """The id of the largest logit in each row of [rows, vocab]; the first of equals.
+
+    On a CPU numpy finds it: torch would wake its own threads for it, which then spin on the cores of the next step.
+    """
+    best = logits.numpy().argmax(-1) if logits.device.type == "cpu" else logits.argmax(-1)
+    ids: list[int] = best.tolist()
+    return ids
+
+
 def sample_row(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float, seed: int, position: int
 ) -> int:
