@@ -8,7 +8,7 @@ import pytest
 from tests.app.serving import RunningServer
 
 MODEL = "smollm2-135m-instruct"
-BODY = {"model": MODEL, "messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 2}
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Name the capital of Italy."}], "max_tokens": 2}
 NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 INTEGERS = ("n", "max_tokens", "max_completion_tokens", "min_tokens", "top_k", "seed", "top_logprobs")
 # As JSON texts: some have no other spelling.

@@ -18,8 +18,8 @@ from app.history import RagstoneChatMessageHistory, SQLiteConversationStore
 from engine.errors import PromptTooLongError
 from tests.app.scripted import until
 
-CAPITAL = ChatPromptTemplate.from_messages([("human", "What is the capital of {country}?")])
-PARIS = "The capital of France is Paris."
+CAPITAL = ChatPromptTemplate.from_messages([("human", "Name the capital of {country}.")])
+ROME = "The capital of Italy is Rome."
 
 
 @pytest.fixture(scope="module")
@@ -29,24 +29,24 @@ def model(chat_model_path: Path) -> ChatRagstone:
 
 def test_prompt_model_and_parser_in_a_row(model):
     chain = CAPITAL | model | StrOutputParser()
-    assert chain.invoke({"country": "France"}) == PARIS
-    assert "".join(chain.stream({"country": "France"})) == PARIS
+    assert chain.invoke({"country": "Italy"}) == ROME
+    assert "".join(chain.stream({"country": "Italy"})) == ROME
 
 
 async def test_the_same_without_blocking(model):
     chain = CAPITAL | model | StrOutputParser()
-    assert await chain.ainvoke({"country": "France"}) == PARIS
-    assert "".join([part async for part in chain.astream({"country": "France"})]) == PARIS
+    assert await chain.ainvoke({"country": "Italy"}) == ROME
+    assert "".join([part async for part in chain.astream({"country": "Italy"})]) == ROME
 
 
 def test_runnable_parallel_asks_twice_at_the_same_time(model):
-    both = RunnableParallel(france=CAPITAL | model | StrOutputParser(), raw=RunnablePassthrough())
-    assert both.invoke({"country": "France"}) == {"france": PARIS, "raw": {"country": "France"}}
+    both = RunnableParallel(italy=CAPITAL | model | StrOutputParser(), raw=RunnablePassthrough())
+    assert both.invoke({"country": "Italy"}) == {"italy": ROME, "raw": {"country": "Italy"}}
 
 
 def test_runnable_passthrough_assign_adds_the_answer(model):
     chain = RunnablePassthrough.assign(answer=CAPITAL | model | StrOutputParser())
-    assert chain.invoke({"country": "France"}) == {"country": "France", "answer": PARIS}
+    assert chain.invoke({"country": "Italy"}) == {"country": "Italy", "answer": ROME}
 
 
 def test_runnable_lambda_before_and_after(model):
@@ -56,7 +56,7 @@ def test_runnable_lambda_before_and_after(model):
         | model
         | RunnableLambda(lambda m: m.content.upper())
     )
-    assert chain.invoke("france") == PARIS.upper()
+    assert chain.invoke("italy") == ROME.upper()
 
 
 def test_with_retry_repeats_and_with_fallbacks_takes_over(model):
@@ -69,12 +69,12 @@ def test_with_retry_repeats_and_with_fallbacks_takes_over(model):
         return value
 
     chain = RunnableLambda(fail_once).with_retry(stop_after_attempt=2, wait_exponential_jitter=False) | CAPITAL | model
-    assert chain.invoke({"country": "France"}).content == PARIS
+    assert chain.invoke({"country": "Italy"}).content == ROME
     assert len(calls) == 2
     short = ChatRagstone(model="smollm2-135m-instruct", max_tokens=8192)  # leaves no room for any prompt
     with pytest.raises(PromptTooLongError):
         short.invoke("hi")
-    assert (CAPITAL | short.with_fallbacks([model])).invoke({"country": "France"}).content == PARIS
+    assert (CAPITAL | short.with_fallbacks([model])).invoke({"country": "Italy"}).content == ROME
 
 
 def forced(model, text):
@@ -89,7 +89,7 @@ def test_json_and_pydantic_parsers(model):
 
     text = 'Here it is: ```json\n{"sentence": "ANSWER", "size": 2}\n```'
     question = CAPITAL | forced(model, text)
-    assert (question | JsonOutputParser()).invoke({"country": "France"}) == {"sentence": PARIS, "size": 2}
+    assert (question | JsonOutputParser()).invoke({"country": "Italy"}) == {"sentence": ROME, "size": 2}
     parser = PydanticOutputParser(pydantic_object=Capital)
     prompt = ChatPromptTemplate.from_messages([("human", "{format}\n{question}")]).partial(
         format=parser.get_format_instructions()
@@ -113,25 +113,25 @@ def test_temperature_one_without_a_seed_differs_and_with_one_does_not():
 
 
 def test_the_answer_ends_before_a_stop_text_also_when_it_straddles_tokens(model):
-    message = (CAPITAL | model).invoke({"country": "France"}, stop=["France is"])
-    assert model.invoke(CAPITAL.format_messages(country="France"), stop=["tal of Fra"]).content == "The capi"
-    assert message.content == PARIS
-    assert "".join(c.content for c in model.stream("What is the capital of France?", stop=["tal of Fra"])) == "The capi"
+    message = (CAPITAL | model).invoke({"country": "Italy"}, stop=["Italy is"])
+    assert model.invoke(CAPITAL.format_messages(country="Italy"), stop=["tal of Ita"]).content == "The capi"
+    assert message.content == ROME
+    assert "".join(c.content for c in model.stream("Name the capital of Italy.", stop=["tal of Ita"])) == "The capi"
 
 
 def test_batch_keeps_the_order(model):
     chain = CAPITAL | model | StrOutputParser()
-    answers = chain.batch([{"country": "France"}, {"country": "Italy"}, {"country": "France"}])
-    assert answers[0] == answers[2] == PARIS
+    answers = chain.batch([{"country": "Italy"}, {"country": "Italy"}, {"country": "Italy"}])
+    assert answers[0] == answers[2] == ROME
     assert "Italy" in answers[1]
 
 
 def test_logprobs_are_in_the_response_metadata(model):
-    message = model.invoke("What is the capital of France?", logprobs=True, top_logprobs=2, max_tokens=2)
+    message = model.invoke("Name the capital of Italy.", logprobs=True, top_logprobs=2, max_tokens=2)
     content = message.response_metadata["logprobs"]["content"]
     assert [entry["token"] for entry in content] == ["The", " capital"]
     total = None
-    for chunk in model.stream("What is the capital of France?", logprobs=True, max_tokens=2):
+    for chunk in model.stream("Name the capital of Italy.", logprobs=True, max_tokens=2):
         total = chunk if total is None else total + chunk
     assert total.response_metadata["logprobs"]["content"] == [{**entry, "top_logprobs": []} for entry in content]
 
@@ -147,15 +147,15 @@ def test_several_answers_by_generate(model):
 def test_a_cache_answers_the_second_time(model):
     cached = ChatRagstone(model="smollm2-135m-instruct", temperature=0, max_tokens=4, cache=InMemoryCache())
     stats = local_client("smollm2-135m-instruct").engine.stats
-    first = cached.invoke("What is the capital of France?")
+    first = cached.invoke("Name the capital of Italy.")
     generated = stats().num_generated_tokens
-    second = cached.invoke("What is the capital of France?")
-    assert (first.content, second.content) == ("The capital of France", "The capital of France")
+    second = cached.invoke("Name the capital of Italy.")
+    assert (first.content, second.content) == ("The capital of Italy", "The capital of Italy")
     assert stats().num_generated_tokens == generated
 
 
 def test_token_counts_are_the_models_own(model):
-    assert model.get_num_tokens("The capital of France is Paris.") == 7
+    assert model.get_num_tokens("The capital of Italy is Rome.") == 7
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -165,7 +165,7 @@ def test_window_memory_with_trim_messages(model):
     window = trim_messages(max_tokens=3, strategy="last", token_counter=len, include_system=True, start_on="human")
     chain = window | model
     history = [SystemMessage("Be brief."), *(m for n in range(4) for m in (HumanMessage(f"q{n}"), AIMessage(f"a{n}")))]
-    message = chain.invoke([*history, HumanMessage("What is the capital of France?")])
+    message = chain.invoke([*history, HumanMessage("Name the capital of Italy.")])
     assert message.usage_metadata["input_tokens"] < 40
     assert message.content
 
@@ -181,11 +181,11 @@ def test_a_users_own_runnable_with_message_history(model, tmp_path):
         history_messages_key="history",
     )
     config = {"configurable": {"session_id": "mine"}}
-    first = chain.invoke({"input": "What is the capital of France?"}, config)
+    first = chain.invoke({"input": "Name the capital of Italy."}, config)
     list(chain.stream({"input": "And of Italy?"}, config))
     messages = RagstoneChatMessageHistory(store, "mine").messages
     assert [type(message) for message in messages] == [HumanMessage, AIMessage, HumanMessage, AIMessage]
-    assert [messages[0].content, messages[1].content] == ["What is the capital of France?", first.content]
+    assert [messages[0].content, messages[1].content] == ["Name the capital of Italy.", first.content]
     store.close()
 
 

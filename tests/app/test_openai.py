@@ -11,7 +11,7 @@ from tests.app.scripted import ScriptedEngineClient
 from tests.app.serving import RunningServer, events, scripted_app
 
 MODEL = "smollm2-135m-instruct"
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+ITALY = [{"role": "user", "content": "Name the capital of Italy."}]
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def client(server):
         yield client
 
 
-def ask(server, messages=FRANCE, **fields):
+def ask(server, messages=ITALY, **fields):
     return server.post("/v1/chat/completions", {"model": MODEL, "messages": messages, "max_tokens": 12, **fields})
 
 
@@ -28,22 +28,22 @@ def ask(server, messages=FRANCE, **fields):
 
 
 def test_a_completion(client):
-    reply = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=12)
-    assert reply.choices[0].message.content == "The capital of France is Paris."
+    reply = client.chat.completions.create(model=MODEL, messages=ITALY, temperature=0, max_tokens=12)
+    assert reply.choices[0].message.content == "The capital of Italy is Rome."
     assert (reply.object, reply.model, reply.choices[0].finish_reason) == ("chat.completion", MODEL, "stop")
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (37, 8, 45)
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens, reply.usage.total_tokens) == (36, 8, 44)
 
 
 def test_a_stream_has_the_same_text_and_openais_shape(client):
     stream = client.chat.completions.create(
-        model=MODEL, messages=FRANCE, temperature=0, max_tokens=12, stream=True, stream_options={"include_usage": True}
+        model=MODEL, messages=ITALY, temperature=0, max_tokens=12, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "The capital of France is Paris."
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "The capital of Italy is Rome."
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [c.choices[0].finish_reason for c in chunks[:-2]] == [None] * (len(chunks) - 2)
     assert (chunks[-2].choices[0].finish_reason, chunks[-2].choices[0].delta.content) == ("stop", None)
-    assert (chunks[-1].choices, chunks[-1].usage.total_tokens) == ([], 45)
+    assert (chunks[-1].choices, chunks[-1].usage.total_tokens) == ([], 44)
     assert len({c.id for c in chunks}) == 1
 
 
@@ -64,16 +64,16 @@ def test_the_raw_stream_has_null_finish_reasons_and_ends_with_done(server):
 
 def test_the_answer_stops_at_max_tokens_and_before_stop_texts(client):
     def create(**fields):
-        return client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, **fields).choices[0]
+        return client.chat.completions.create(model=MODEL, messages=ITALY, temperature=0, **fields).choices[0]
 
     assert (create(max_tokens=3).message.content, create(max_tokens=3).finish_reason) == ("The capital of", "length")
     assert create(max_completion_tokens=3).message.content == "The capital of"
     choice = create(max_tokens=12, stop=[" is"])
-    assert (choice.message.content, choice.finish_reason) == ("The capital of France", "stop")
+    assert (choice.message.content, choice.finish_reason) == ("The capital of Italy", "stop")
 
 
 def test_cached_tokens_are_reported(client):
-    messages = [{"role": "system", "content": "You know all about cheese. " * 12}, *FRANCE]
+    messages = [{"role": "system", "content": "You know all about cheese. " * 12}, *ITALY]
     counts = [
         client.chat.completions.create(
             model=MODEL, messages=messages, max_tokens=1
@@ -85,7 +85,7 @@ def test_cached_tokens_are_reported(client):
 
 def test_logprobs(client):
     reply = client.chat.completions.create(
-        model=MODEL, messages=FRANCE, temperature=0, max_tokens=3, logprobs=True, top_logprobs=2
+        model=MODEL, messages=ITALY, temperature=0, max_tokens=3, logprobs=True, top_logprobs=2
     )
     content = reply.choices[0].logprobs.content
     assert [entry.token for entry in content] == ["The", " capital", " of"]
@@ -95,12 +95,12 @@ def test_logprobs(client):
 
 
 def test_several_answers_by_index(client):
-    reply = client.chat.completions.create(model=MODEL, messages=FRANCE, n=2, max_tokens=6, temperature=1, seed=3)
+    reply = client.chat.completions.create(model=MODEL, messages=ITALY, n=2, max_tokens=6, temperature=1, seed=3)
     assert [choice.index for choice in reply.choices] == [0, 1]
-    assert reply.usage.prompt_tokens == 37
+    assert reply.usage.prompt_tokens == 36
     parts = {0: "", 1: ""}
     for chunk in client.chat.completions.create(
-        model=MODEL, messages=FRANCE, n=2, max_tokens=6, temperature=1, seed=3, stream=True
+        model=MODEL, messages=ITALY, n=2, max_tokens=6, temperature=1, seed=3, stream=True
     ):
         parts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert [parts[0], parts[1]] == [choice.message.content for choice in reply.choices]
@@ -108,7 +108,7 @@ def test_several_answers_by_index(client):
 
 def test_the_same_seed_gives_the_same_answer(client):
     answers = {
-        client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=1.5, seed=11, max_tokens=8)
+        client.chat.completions.create(model=MODEL, messages=ITALY, temperature=1.5, seed=11, max_tokens=8)
         .choices[0]
         .message.content
         for _ in range(2)
@@ -200,7 +200,7 @@ def test_a_value_that_is_not_allowed_is_400_and_names_the_field(server, field, v
 @pytest.mark.parametrize(
     "body",
     [
-        {"messages": FRANCE},
+        {"messages": ITALY},
         {"model": MODEL},
         {"model": MODEL, "messages": []},
         {"model": MODEL, "messages": "hi"},
@@ -228,7 +228,7 @@ def test_a_malformed_body_is_400(server, content):
 
 def test_an_unknown_model_is_404(client):
     with pytest.raises(openai.NotFoundError, match="gpt-4") as caught:
-        client.chat.completions.create(model="gpt-4", messages=FRANCE)
+        client.chat.completions.create(model="gpt-4", messages=ITALY)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
@@ -265,19 +265,19 @@ def test_an_error_in_mid_stream_is_an_event_with_the_reason(tmp_path):
     with RunningServer(scripted_app(tmp_path, engine)) as server:
         server.wait_until_ready()
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        stream = client.chat.completions.create(model="scripted", messages=FRANCE, stream=True)
+        stream = client.chat.completions.create(model="scripted", messages=ITALY, stream=True)
         assert [next(stream).choices[0].delta.content for _ in range(2)] == ["", "one"]
         with pytest.raises(openai.APIError, match="out of memory"):
             next(stream)
         with pytest.raises(openai.InternalServerError, match="out of memory"):
-            client.chat.completions.create(model="scripted", messages=FRANCE)
+            client.chat.completions.create(model="scripted", messages=ITALY)
 
 
 def test_sampling_fields_reach_the_engine_under_its_names():
     body = ChatCompletionRequest.model_validate(
         {
             "model": "m",
-            "messages": FRANCE,
+            "messages": ITALY,
             "max_completion_tokens": 5,
             "max_tokens": 9,
             "stop": "x",
@@ -296,5 +296,5 @@ def test_sampling_fields_reach_the_engine_under_its_names():
 
 
 def test_without_max_tokens_the_servers_limit_holds(client):
-    reply = client.chat.completions.create(model=MODEL, messages=FRANCE, extra_body={"ignore_eos": True})
+    reply = client.chat.completions.create(model=MODEL, messages=ITALY, extra_body={"ignore_eos": True})
     assert (reply.choices[0].finish_reason, reply.usage.completion_tokens) == ("length", 12)

@@ -149,12 +149,12 @@ async def test_times_of_every_request_are_told_however_it_ends(chat_model_path):
     seen = []
     client = local_client(MODEL)
     client._on_end = seen.append
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "Name the capital of Italy."}]
     _ = [delta async for delta in client.stream_chat(messages, {"max_tokens": 2, "temperature": 0})]
     stream = client.stream_chat_sync(messages, {"max_tokens": 200, "ignore_eos": True})
     next(stream)
     stream.close()
     finished, left = seen
-    assert (finished.finish_reason, finished.num_prompt_tokens, finished.num_output_tokens) == ("length", 37, 2)
+    assert (finished.finish_reason, finished.num_prompt_tokens, finished.num_output_tokens) == ("length", 36, 2)
     assert finished.started <= finished.first_token <= finished.ended
     assert (left.finish_reason, left.max_tokens) == ("abort", 200)
