@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+from benchmarks.engine_costs import default_model
 from engine import AsyncEngine, EngineConfig, SamplingParams, errors
 from engine.request import PRIORITIES
 
@@ -115,8 +116,36 @@ def refused(rng: random.Random, prompts: Prompts) -> Order:
     return Order([5] * (2 * prompts.longest + 1), SamplingParams(max_tokens=1))
 
 
+def repeating(rng: random.Random, prompts: Prompts) -> Order:
+    """Repeats itself, so that n-grams draft it."""
+    passage = prompts.fresh(rng, 40)
+    return Order(passage * 3, SamplingParams(max_tokens=48, temperature=0, ignore_eos=True))
+
+
+def structured(rng: random.Random, prompts: Prompts) -> Order:
+    """Held to a schema."""
+    params = SamplingParams(max_tokens=48, temperature=1.0, json_schema=SCHEMA)
+    return Order(prompts.fresh(rng, 30), params)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
 # Kinds of requests with their weights.
-KINDS: list[tuple[Kind, int]] = [(short, 8), (shared, 6), (long, 2), (many, 2), (aborted, 3), (late, 3), (refused, 1)]
+KINDS: list[tuple[Kind, int]] = [
+    (short, 8),
+    (shared, 6),
+    (long, 2),
+    (many, 2),
+    (aborted, 3),
+    (late, 3),
+    (refused, 1),
+    (repeating, 3),
+    (structured, 2),
+]
 
 
 async def serve(engine: AsyncEngine, order: Order, rng: random.Random, figures: Figures) -> str:
@@ -258,7 +287,7 @@ def report(figures: Figures) -> dict[str, Any]:
 def main() -> int:
     """Parse the command line, run, and say by the exit status whether anything leaked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="a GGUF file or a folder of safetensors")
+    parser.add_argument("--model", help="a GGUF file or a folder of safetensors (default: the packaged model)")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--num-kv-blocks", type=int, help="a small pool makes requests preempt each other")
@@ -267,7 +296,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the figures")
     args = parser.parse_args()
     config = EngineConfig(
-        model=args.model, num_kv_blocks=args.num_kv_blocks, max_num_seqs=6, max_queue_size=args.max_queue_size
+        model=args.model or default_model(),
+        num_kv_blocks=args.num_kv_blocks,
+        max_num_seqs=6,
+        max_queue_size=args.max_queue_size,
     )
     engine = AsyncEngine(config)
     engine.start()
