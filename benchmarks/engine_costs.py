@@ -65,9 +65,12 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def _seconds_to_ready(model: Path) -> float:
+    command = [sys.executable, "-m", "benchmarks.engine_costs", "--part", "ready", "--model", str(model)]
     start = time.perf_counter()
-    _child("ready", model)
-    return time.perf_counter() - start
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        return time.perf_counter() - start
 
 
 def _in_new_process(part: str, model: Path) -> dict[str, float]:
@@ -200,6 +203,7 @@ def main() -> None:
         from engine import Engine, EngineConfig
 
         Engine(EngineConfig(model=model))
+        print("ready", flush=True)
     elif options.part is not None:
         print(json.dumps(_inner(model) if options.part == "inner" else _memory(model)))
     else:

@@ -18,6 +18,7 @@ from engine.scheduler import StepPlan
 from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder, load_decoder, pick_format
 from engine.weights import Checkpoint, open_checkpoint
+from kernels import packed
 
 
 class ModelRunner:
@@ -35,6 +36,8 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         self.device = pick_device(config.device)
+        if self.device.type == "cpu" and config.dtype in ("auto", "int8"):
+            packed.load_ahead()  # while the tokenizer is built
         checkpoint = open_checkpoint(Path(config.model))
         self.model_name = checkpoint.name
         self.tokenizer = checkpoint.tokenizer

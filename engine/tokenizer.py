@@ -256,7 +256,11 @@ class Tokenizer:
             added.append({**token, "content": content, "single_word": token["single_word"] and content not in alias_of})
         model["vocab"] = vocabulary
         merges = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
-        model["merges"] = [m for m in merges if not any(part in alias_of for part in (*m, "".join(m)))]
+        model["merges"] = [
+            (left, right)
+            for left, right in merges
+            if left not in alias_of and right not in alias_of and left + right not in alias_of
+        ]
         if model.get("unk_token") is not None:
             model["unk_token"] = alias_of.get(model["unk_token"], model["unk_token"])
         whole = {**structure, "model": model, "added_tokens": added}

@@ -205,7 +205,7 @@ def _added_token(token_id: int, content: str, *, special: bool) -> Json:
 
 
 def _bpe(vocabulary: Json, merges: Sequence[tuple[str, str]], **options: Any) -> Json:
-    return {"type": "BPE", "vocab": vocabulary, "merges": [list(merge) for merge in merges], **options}
+    return {"type": "BPE", "vocab": vocabulary, "merges": merges, **options}
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:

@@ -10,20 +10,28 @@ import functools
 import hashlib
 import os
 import shutil
+import threading
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+_LOADING = threading.Lock()
 
 
 @functools.cache
 def why_unavailable() -> str | None:
     """Why packed weights can not be computed with on this machine; None if they can. Loads the compiled kernels."""
-    try:
-        _keep_compiled_code()
-        from kernels.packed.check import first_fault
-    except ImportError as error:
-        return f"the numba package can not be imported ({error}); install it with: pip install numba"
-    return first_fault()
+    with _LOADING:
+        try:
+            _keep_compiled_code()
+            from kernels.packed.check import first_fault
+        except ImportError as error:
+            return f"the numba package can not be imported ({error}); install it with: pip install numba"
+        return first_fault()
+
+
+def load_ahead() -> None:
+    """Begin to load the compiled kernels on a thread; `why_unavailable` then waits for what is left of it."""
+    threading.Thread(target=why_unavailable, name="ragstone-kernels", daemon=True).start()
 
 
 def _keep_compiled_code() -> None:
