@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from app.chat_model import logprob_entry, whole_calls
+from app.chat_deltas import logprob_entry, whole_calls
 from app.engine_client import InProcessEngineClient
 from app.errors import RequestError
 from app.messages import Message
