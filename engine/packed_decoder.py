@@ -64,7 +64,7 @@ class PackedDecoder:
         self._model.allocate(num_blocks)
 
     def forward(self, batch: StepBatch, is_abandoned: Callable[[], bool] | None = None) -> Tensor:
-        """As `Decoder.forward`; a step of few rows runs as one piece, without asking `is_abandoned` in between."""
+        """As `Decoder.forward`, but a small step runs as one piece, without asking `is_abandoned` in between."""
 
         def check() -> None:
             if is_abandoned is not None and is_abandoned():

@@ -22,8 +22,11 @@ from kernels.packed.team import GENERATION, PARKED, SHARED_WORDS
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
-# Steps of more rows are run layer by layer, so that they can be broken off in between.
-ROWS_IN_ONE_GO = 32
+# Multiplications after which a step comes back to Python, to be broken off or to show that it lives: a few tens of
+# milliseconds of a small machine.
+WORK_IN_ONE_GO = 1 << 30
+# More threads than this wait for each other longer than they work.
+MAX_THREADS = 32
 BLOCK_SIZE = 16
 
 
@@ -76,7 +79,7 @@ class Team:
         """The process's team, of as many threads as torch uses: models take turns, since two teams would fight for the
         same cores."""
         if cls._shared_team is None:
-            cls._shared_team = cls(torch.get_num_threads())
+            cls._shared_team = cls(min(torch.get_num_threads(), MAX_THREADS))
         return cls._shared_team
 
     def __init__(self, num_threads: int) -> None:
@@ -161,6 +164,8 @@ class PackedModel:
         """cos, sin: [positions, head_dim / 2]; embedding, head: packed [vocab, hidden], the same array where tied."""
         self.shape = shape
         self.team = team
+        attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self._layer_weights = shape.hidden * (attention + 3 * shape.inner)
         self._keep: list[Any] = [embedding, final_norm, head, cos, sin]
         self._layers = np.zeros((len(layers), step.LAYER_WORDS_COUNT), dtype=np.int64)
         windows = [layer.window or 0 for layer in layers]
@@ -226,7 +231,7 @@ class PackedModel:
         """Logits [rows, vocab] float32 of the given rows after computing all tokens of the step.
 
         token_ids, positions, slots: [tokens]; rows: [rows] indices into the tokens, each once. `check` is called
-        between the layers of a step of many rows and may raise to break it off.
+        every WORK_IN_ONE_GO multiplications and may raise to break the step off.
         """
         num_rows, num_logits = len(token_ids), len(rows)
         self._reserve(num_rows, num_logits, int(sequences.context_lens.max()))
@@ -241,11 +246,11 @@ class PackedModel:
             (step.LOGIT_ROWS, rows.ctypes.data),
         ):
             job[word] = value
-        stride = num_layers if num_rows <= ROWS_IN_ONE_GO or check is None else 1
+        stride = min(num_layers, max(1, WORK_IN_ONE_GO // (num_rows * self._layer_weights)))
         for first in range(0, num_layers, stride):
             if check is not None:
                 check()
-            last = first + stride
+            last = min(num_layers, first + stride)
             job[step.FIRST_LAYER], job[step.LAST_LAYER] = first, last
             job[step.NUM_LOGITS] = num_logits if last == num_layers else 0
             self.team.run(job)
