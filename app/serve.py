@@ -44,6 +44,7 @@ PROGRESS_INTERVAL_S = 5.0
 UI_START_TIMEOUT_S = 60.0
 UI_STOP_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 10
+ANSWERS_TIMEOUT_S = 8
 
 
 class StopRequested(BaseException):
@@ -116,7 +117,7 @@ def _run_api(settings: Settings, listener: socket.socket, ui: "UIProcess | None"
         timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
     )
     server = uvicorn.Server(config)
-    _stop_at_once_while_loading(server, services, ui)
+    _set_ways_to_stop(server, services, ui)
     threading.Thread(target=_announce, args=(settings, server, services, ui), name="announce", daemon=True).start()
     server.run(sockets=[listener])
     return 0 if services.load_error is None else 1
@@ -207,16 +208,21 @@ def _stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stop_at_once_while_loading(server: "uvicorn.Server", services: "Services", ui: "UIProcess | None") -> None:
-    """Make uvicorn's signal handler end the process at once as long as the server is loading.
+def _set_ways_to_stop(server: "uvicorn.Server", services: "Services", ui: "UIProcess | None") -> None:
+    """Make uvicorn's signal handler end the process at once while the server is loading, and drain the engine later.
 
-    A clean shutdown waits for the loading thread (weights, the first documents), which cannot be interrupted. Nothing
-    is lost: no request is served yet, what ingest has not committed it repeats, and a half-fetched model has no name.
+    Once loaded, answers get until shortly before uvicorn cancels them; those that are not finished then still end with
+    a typed error, which they could not after it.
+
+    While it loads, a clean shutdown would wait for the loading thread (weights, the first documents), which cannot be
+    interrupted. Nothing is lost: no request is served yet, what ingest has not committed it repeats, and a half-fetched
+    model has no name.
     """
     drain = server.handle_exit
 
     def handle_exit(number: int, frame: FrameType | None) -> None:
         if services.status()[0] != "starting":
+            threading.Thread(target=services.drain, args=(ANSWERS_TIMEOUT_S,), name="drain", daemon=True).start()
             drain(number, frame)
             return
         logger.info("stopped while loading")

@@ -259,6 +259,11 @@ class Services:
             await self._chat.drain()
         await asyncio.to_thread(self._close)
 
+    def drain(self, timeout_s: float) -> None:
+        """Let running answers finish for so long; then they end with a typed error. Takes no new ones. Blocks."""
+        if self._engine is not None:
+            self._engine.drain(timeout_s)
+
     def _close(self) -> None:
         if self._engine is not None:
             self._engine.drain(DRAIN_S)

@@ -110,11 +110,13 @@ class AsyncEngine:
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, let queued and running ones finish for at most `timeout_s` seconds, then shut down.
 
-        Blocks. Returns whether all of them finished; the others end with finish_reason "abort".
+        Blocks. Returns whether all of them finished; the others end with an EngineDrainingError.
         """
         with self._changed:
             self._draining = True
             finished = self._changed.wait_for(lambda: not self._tickets or not self._is_running, timeout_s)
+        if not finished:
+            self._inbox.put(lambda: self._deliver(self.engine.fail_all(EngineDrainingError())))
         self.shutdown()
         return finished
 

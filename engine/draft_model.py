@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import InvalidParameterError
+from engine.errors import InvalidParameterError, ModelLoadError
 from engine.request import Request
 from engine.scheduler import StepPlan
 from engine.speculation import LONGEST_MATCH
@@ -29,7 +29,10 @@ def open_draft(path: Path, target: Tokenizer) -> Checkpoint:
         ModelLoadError: its files are missing, broken or not supported.
         InvalidParameterError: it has another tokenizer; the message names the first difference.
     """
-    checkpoint = open_checkpoint(path)
+    try:
+        checkpoint = open_checkpoint(path)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"the draft model {path} can not be loaded: {error}") from error
     difference = tokenizer_difference(target, checkpoint.tokenizer)
     if difference is not None:
         raise InvalidParameterError(

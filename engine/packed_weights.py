@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from engine.errors import ModelLoadError
 from engine.gguf_file import GGUFFile
 from engine.model_config import ModelConfig
 from kernels.packed.formats import (
@@ -102,6 +103,7 @@ def _pack(file: GGUFFile, name: str, reorder: Reorder) -> Bytes:
     if kind in INT4_TYPES + INT8_TYPES:
         blocks = file.raw(name).reshape(rows, width // GROUP, -1)
         scales = reorder(_halves(blocks, 0))
+        _check_finite(scales, file, name)
         if kind == "Q8_0":
             return pack_int8(reorder(np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).reshape(rows, width)), scales)
         start = 4 if kind == "Q4_1" else 2
@@ -109,8 +111,16 @@ def _pack(file: GGUFFile, name: str, reorder: Reorder) -> Bytes:
         codes = reorder(np.concatenate((nibbles & 15, nibbles >> 4), axis=-1).reshape(rows, width))
         # Q4_0 counts from −8.
         least = reorder(_halves(blocks, 2)) if kind == "Q4_1" else (scales * np.float16(-8)).astype(np.float16)
+        _check_finite(least, file, name)
         return pack_int4(codes, scales, least)
-    return pack_int8(*quantize_int8(reorder(file.tensor(name).numpy())))
+    values = file.tensor(name).numpy()
+    _check_finite(values, file, name)
+    return pack_int8(*quantize_int8(reorder(values)))
+
+
+def _check_finite(values: NDArray[Any], file: GGUFFile, name: str) -> None:
+    if not np.isfinite(values).all():
+        raise ModelLoadError(f"{file.path}: tensor {name} holds numbers that are not finite: the file is damaged")
 
 
 def _halves(blocks: NDArray[np.uint8], start: int) -> NDArray[np.float16]:

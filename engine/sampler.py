@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from engine.errors import StepFailedError
 from engine.outputs import TokenLogprob
 from engine.request import Request
 from engine.tokenizer import Tokenizer
@@ -39,11 +40,14 @@ class Sampler:
         """
         plain = [_takes_best(request) for request in requests]
         best = best_tokens(logits) if any(plain) else []
+        # The largest of a row with a NaN in it is NaN.
+        largest = logits[torch.arange(len(best)), torch.tensor(best, dtype=torch.int64)] if best else logits[:0]
+        finite = torch.isfinite(largest).tolist()
         choices: list[Iterator[Choice]] = []
         start = 0
         for request, is_plain in zip(requests, plain, strict=True):
             end = start + 1 + len(request.draft_token_ids)
-            if is_plain:
+            if is_plain and all(finite[start:end]):
                 choices.append(iter([(token_id, None) for token_id in best[start:end]]))
             else:
                 choices.append(self._choose(request, logits[start:end]))
@@ -57,6 +61,11 @@ class Sampler:
 
     def _sample_one(self, request: Request, raw: Tensor) -> Choice:
         params = request.params
+        if not bool(torch.isfinite(raw.max())):
+            raise StepFailedError(
+                "the model computed logits that are not finite (NaN or infinity): its file may be damaged, or its "
+                "numbers too large for the dtype that was chosen"
+            )
         edited = params.changes_logits or request.grammar is not None
         row = self._edit(request, raw.clone()) if edited else raw
         if params.is_greedy:

@@ -188,3 +188,25 @@ def test_where_packing_is_not_possible(tmp_path: Path) -> None:
         make(tmp_path)
     with pytest.raises(errors.InvalidParameterError, match="blocks of 4 tokens"):
         make(tmp_path, block_size=4)
+
+
+def test_a_damaged_scale_is_refused_when_packed(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    for kind in ("Q4_0", "Q4_1", "Q8_0"):
+        encoded = gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind]).copy()
+        encoded[3, :2] = 0xFF
+        write_tensors(tmp_path / f"{kind}.gguf", {"token_embd.weight": (encoded, kind)})
+        with pytest.raises(errors.ModelLoadError, match=r"token_embd.weight holds numbers that are not finite"):
+            pack_gguf(GGUFFile(tmp_path / f"{kind}.gguf"), [("token_embd.weight", "weight", None)])
+
+
+def test_logits_that_are_not_finite_end_the_answer_with_a_reason(tmp_path: Path) -> None:
+    save_wide_model("llama", tmp_path)
+    engine = make(tmp_path)
+    forward = engine.runner.decoder.forward
+    engine.runner.decoder.forward = lambda *arguments: forward(*arguments).fill_(float("nan"))  # type: ignore[method-assign]
+    for params in (GREEDY, SEEDED, SamplingParams(max_tokens=4, temperature=0)):
+        with pytest.raises(errors.StepFailedError, match="not finite"):
+            engine.generate(PROMPTS[0], params)
+    engine.runner.decoder.forward = forward  # type: ignore[method-assign]
+    assert len(engine.generate(PROMPTS[0], GREEDY).token_ids) == 40
