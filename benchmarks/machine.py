@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def describe_machine() -> dict[str, object]:
-    """CPU, its vector instructions, cores, memory, Python and torch."""
+    """CPU, its vector instructions, cores, memory, Python, torch, its threads and GPU."""
     import torch
 
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
@@ -20,4 +20,6 @@ def describe_machine() -> dict[str, object]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }

@@ -10,8 +10,6 @@ which is always measured too, is cut into chunks as a user's documents are.
 import argparse
 import json
 import math
-import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.machine import describe_machine
 from retrieval import Embedder, KnowledgeBase
 from retrieval.hybrid import QueryForm, hybrid_search
 from retrieval.keyword_index import KeywordIndex
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     embedder = Embedder(options.model or _default_model())
-    report: dict[str, Any] = {"machine": _machine(), "embedder": embedder.name, "sets": {}}
+    report: dict[str, Any] = {"machine": describe_machine(), "embedder": embedder.name, "sets": {}}
     for folder in options.sets:
         report["sets"][folder.name] = figures = measure_set(folder, embedder)
         print(f"\n{folder.name}: {figures['documents']} documents, {figures['questions']} questions")
@@ -128,18 +127,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def _plain(text: str) -> str:
     return " ".join(text.translate(dict.fromkeys(map(ord, "*_`"))).casefold().split())
-
-
-def _machine() -> dict[str, Any]:
-    import torch
-
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-    }
 
 
 def _default_model() -> Path:

@@ -13,7 +13,6 @@ import asyncio
 import gc
 import json
 import os
-import platform
 import random
 import threading
 import time
@@ -26,6 +25,7 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks.engine_costs import default_model
+from benchmarks.machine import describe_machine
 from engine import AsyncEngine, EngineConfig, SamplingParams, errors
 from engine.request import PRIORITIES
 
@@ -270,7 +270,7 @@ def report(figures: Figures) -> dict[str, Any]:
         "outcomes": dict(figures.outcomes),  # which `asdict` cannot copy
         "gaps_s": {"p50": gaps[49], "p95": gaps[94]},
         "tokens_per_s": figures.num_tokens / (60 * figures.minutes),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "machine": describe_machine(),
     }
     rows = [
         ("minutes", f"{figures.minutes:g}"),

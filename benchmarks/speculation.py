@@ -10,8 +10,6 @@ turn, greedily, from a warm prefix cache, so that what is timed is decoding. `--
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import tempfile
 import time
@@ -19,8 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from benchmarks.machine import describe_machine
 from engine import Engine, EngineConfig, SamplingParams
 from engine.outputs import RequestOutput
 
@@ -75,7 +72,7 @@ def main() -> None:
     summary["all"] = summarise(results)
     print_summary(summary)
     if options.json is not None:
-        report = {"machine": machine(), "runs": options.runs, "summary": summary, "prompts": results}
+        report = {"machine": describe_machine(), "runs": options.runs, "summary": summary, "prompts": results}
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
@@ -206,17 +203,6 @@ def make_prompts(engine: Engine) -> Iterator[dict[str, Any]]:
             yield {"id": f"q{index + 1:02}", "kind": "quote", "messages": turn(entry["question"], request)}
     for index, task in enumerate(OPEN_TASKS):
         yield {"id": f"o{index + 1:02}", "kind": "open", "messages": [{"role": "user", "content": task}]}
-
-
-def machine() -> dict[str, Any]:
-    """Where this was measured."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-    }
 
 
 def _timed(engine: Engine, token_ids: list[int], params: SamplingParams) -> tuple[RequestOutput, float]:

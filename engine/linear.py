@@ -1,4 +1,4 @@
-"""Weight formats of a linear layer behind one call. Today: floating point; packed formats join here."""
+"""A linear layer over floating-point weights, for the torch decoder; packed weights are `kernels.packed`'s."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         self.device = pick_device(config.device)
-        if self.device.type == "cpu" and config.dtype in ("auto", "int8"):
+        if self.device.type == "cpu" and (
+            config.dtype == "int8" or (config.dtype == "auto" and Path(config.model).suffix == ".gguf")
+        ):
             packed.load_ahead()  # while the tokenizer is built
         checkpoint = open_checkpoint(Path(config.model))
         self.model_name = checkpoint.name

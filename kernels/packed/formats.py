@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 GROUP = 32
 ROWS = 16
+# Kinds of packed weights, and the bytes of their blocks.
+INT4, INT8 = 4, 8
 INT4_BLOCK_BYTES = 320
 INT8_BLOCK_BYTES = 544
 

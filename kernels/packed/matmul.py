@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from kernels.packed.formats import INT4, INT4_BLOCK_BYTES, INT8_BLOCK_BYTES
 from kernels.packed.simd import (
     HAS_VNNI_512,
     broadcast_quad,
@@ -32,9 +33,6 @@ from kernels.packed.simd import (
     to_float,
     zero_i32,
 )
-
-INT4_BLOCK_BYTES = 320
-INT8_BLOCK_BYTES = 544
 
 
 @njit(forceinline=True)
@@ -166,66 +164,32 @@ def int8_panel_rows4(panel, num_blocks, quads, x, x_stride, sums, sums_stride, o
 
 
 @njit
-def int4_panels(weight, num_blocks, quads, first, last, x, sums, num_rows, out, out_stride):
-    """Panels `first` to `last` of an int4 weight times all rows. Addresses: weight, x, sums, out; strides in bytes.
+def panels(weight, kind, num_blocks, quads, first, last, x, sums, num_rows, out, out_stride):
+    """Panels `first` to `last` of a weight times all rows. Addresses: weight, x, sums, out; strides in bytes.
 
     `quads` is 4, the groups of four inputs in half a block, but known at run time only: a compiler that knows it
     unrolls the loop of four rows whole, which takes more registers than AVX2 has and keeps half of them in memory.
     """
-    x_stride, sums_stride, panel_bytes = num_blocks * 32, num_blocks * 8, num_blocks * INT4_BLOCK_BYTES
+    xs, ss = num_blocks * 32, num_blocks * 8
+    panel_bytes = num_blocks * (INT4_BLOCK_BYTES if kind == INT4 else INT8_BLOCK_BYTES)
     for p in range(first, last):
         panel, o = weight + p * panel_bytes, out + p * 64
         row = 0
-        while HAS_VNNI_512 and row + 8 <= num_rows:
-            int4_panel_rows8(
-                panel,
-                num_blocks,
-                x + row * x_stride,
-                x_stride,
-                sums + row * sums_stride,
-                sums_stride,
-                o + row * out_stride,
-                out_stride,
-            )
+        while HAS_VNNI_512 and kind == INT4 and row + 8 <= num_rows:
+            r, s = x + row * xs, sums + row * ss
+            int4_panel_rows8(panel, num_blocks, r, xs, s, ss, o + row * out_stride, out_stride)
             row += 8
         while row + 4 <= num_rows:
-            int4_panel_rows4(
-                panel,
-                num_blocks,
-                quads,
-                x + row * x_stride,
-                x_stride,
-                sums + row * sums_stride,
-                sums_stride,
-                o + row * out_stride,
-                out_stride,
-            )
+            r, s = x + row * xs, sums + row * ss
+            if kind == INT4:
+                int4_panel_rows4(panel, num_blocks, quads, r, xs, s, ss, o + row * out_stride, out_stride)
+            else:
+                int8_panel_rows4(panel, num_blocks, quads, r, xs, s, ss, o + row * out_stride, out_stride)
             row += 4
         while row < num_rows:
-            int4_panel_row(panel, num_blocks, x + row * x_stride, sums + row * sums_stride, o + row * out_stride)
-            row += 1
-
-
-@njit
-def int8_panels(weight, num_blocks, quads, first, last, x, sums, num_rows, out, out_stride):
-    """`int4_panels` for an int8 weight."""
-    x_stride, sums_stride, panel_bytes = num_blocks * 32, num_blocks * 8, num_blocks * INT8_BLOCK_BYTES
-    for p in range(first, last):
-        panel, o = weight + p * panel_bytes, out + p * 64
-        row = 0
-        while row + 4 <= num_rows:
-            int8_panel_rows4(
-                panel,
-                num_blocks,
-                quads,
-                x + row * x_stride,
-                x_stride,
-                sums + row * sums_stride,
-                sums_stride,
-                o + row * out_stride,
-                out_stride,
-            )
-            row += 4
-        while row < num_rows:
-            int8_panel_row(panel, num_blocks, x + row * x_stride, sums + row * sums_stride, o + row * out_stride)
+            r, s = x + row * xs, sums + row * ss
+            if kind == INT4:
+                int4_panel_row(panel, num_blocks, r, s, o + row * out_stride)
+            else:
+                int8_panel_row(panel, num_blocks, r, s, o + row * out_stride)
             row += 1

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kernels.packed import step
 from kernels.packed.attention import SPLIT, TILE
-from kernels.packed.formats import INT4_BLOCK_BYTES, Bytes
+from kernels.packed.formats import INT4, INT4_BLOCK_BYTES, INT8, Bytes
 from kernels.packed.simd import atomic_add
 from kernels.packed.team import GENERATION, PARKED, SHARED_WORDS
 
@@ -330,4 +330,4 @@ class PackedModel:
 
 
 def _kind(packed: Bytes) -> int:
-    return 4 if packed.shape[2] == INT4_BLOCK_BYTES else 8
+    return INT4 if packed.shape[2] == INT4_BLOCK_BYTES else INT8

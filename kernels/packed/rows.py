@@ -10,6 +10,7 @@ from math import sqrt
 
 from numba import njit
 
+from kernels.packed.formats import INT4, INT4_BLOCK_BYTES, INT8_BLOCK_BYTES
 from kernels.packed.simd import (
     absolute,
     add,
@@ -37,8 +38,6 @@ from kernels.packed.simd import (
     sum_lanes_int,
     to_int,
 )
-
-INT4, INT8 = 4, 8
 
 
 @njit(forceinline=True)
@@ -153,7 +152,7 @@ def rope_write(qkv, bias, cos, sin, heads, kv_heads, head_dim, scale, q_norm, k_
 def embed(weight, kind, num_blocks, token_id, out):
     """One row of a packed embedding as float32."""
     lane = token_id % 16
-    block_bytes = 320 if kind == INT4 else 544
+    block_bytes = INT4_BLOCK_BYTES if kind == INT4 else INT8_BLOCK_BYTES
     panel = weight + (token_id // 16) * num_blocks * block_bytes
     for block in range(num_blocks):
         w = panel + block * block_bytes

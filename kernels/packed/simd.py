@@ -39,11 +39,7 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, vector.llvm_type)
 
 
-def _host_features() -> dict[str, bool]:
-    return dict(llvm.get_host_cpu_features())
-
-
-FEATURES = _host_features()
+FEATURES = dict(llvm.get_host_cpu_features())
 HAS_VNNI_512 = FEATURES.get("avx512vnni", False) and FEATURES.get("avx512f", False)
 HAS_AVX2 = FEATURES.get("avx2", False)
 
@@ -115,7 +111,6 @@ _H = ir.VectorType(_HALF, 16)
 load_f32 = _define("load_f32", types.float32, (types.int64,), _load(_FLOAT, 4))
 store_f32 = _define("store_f32", types.void, (types.int64, types.float32), _store(_FLOAT, 4))
 load_i64 = _define("load_i64", types.int64, (types.int64,), _load(_I64, 8))
-load_i32 = _define("load_i32", types.int32, (types.int64,), _load(_I32, 4))
 load_i8 = _define(
     "load_i8", types.int64, (types.int64,), lambda c, b, v: b.sext(b.load(_pointer(b, v[0], _I8), align=1), _I64)
 )
@@ -153,16 +148,9 @@ def _store_i8x16(context: Any, builder: Any, values: list[Any]) -> None:
 
 
 store_i8x16 = _define("store_i8x16", types.void, (types.int64, i32x16), _store_i8x16)
-load_i8x16 = _define(
-    "load_i8x16",
-    i32x16,
-    (types.int64,),
-    lambda c, b, v: b.sext(b.load(_pointer(b, v[0], ir.VectorType(_I8, 16)), align=1), _I),
-)
 
 # Arithmetic.
 splat_f32 = _define("splat_f32", f32x16, (types.float32,), lambda c, b, v: _splat(b, v[0], 16))
-splat_i32 = _define("splat_i32", i32x16, (types.int32,), lambda c, b, v: _splat(b, v[0], 16))
 fma = _define("fma", f32x16, (f32x16, f32x16, f32x16), lambda c, b, v: _call(b, "llvm.fma.v16f32", _F, v))
 maximum = _define(
     "maximum", f32x16, (f32x16, f32x16), lambda c, b, v: b.select(b.fcmp_ordered(">", v[0], v[1]), v[0], v[1])

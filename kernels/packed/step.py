@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from numba import njit
 
-from kernels.packed.attention import attend_split, merge_quantize
-from kernels.packed.matmul import int4_panels, int8_panels
-from kernels.packed.rows import INT4, embed, norm_quantize, rope_write, silu_quantize
+from kernels.packed.attention import SPLIT, attend_split, merge_quantize
+from kernels.packed.matmul import panels
+from kernels.packed.rows import embed, norm_quantize, rope_write, silu_quantize
 from kernels.packed.simd import load_f32, load_i64
 from kernels.packed.team import await_job, barrier, claim
 
@@ -97,14 +97,6 @@ def _chunk(units, num_threads):
 
 
 @njit
-def _panels(weight, kind, num_blocks, quads, first, last, codes, sums, num_rows, out, out_stride):
-    if kind == INT4:
-        int4_panels(weight, num_blocks, quads, first, last, codes, sums, num_rows, out, out_stride)
-    else:
-        int8_panels(weight, num_blocks, quads, first, last, codes, sums, num_rows, out, out_stride)
-
-
-@njit
 def _product(shared, num_threads, segments, width, quads, codes, sums, num_rows, out):
     """All segments of one product side by side in `out`."""
     total = 0
@@ -116,10 +108,10 @@ def _product(shared, num_threads, segments, width, quads, codes, sums, num_rows,
     while first < total:
         last, start = min(total, first + chunk), 0
         for s in range(3):
-            panels = _word(segments, s * SEGMENT_WORDS + 2)
-            low, high = max(first, start) - start, min(last, start + panels) - start
+            count = _word(segments, s * SEGMENT_WORDS + 2)
+            low, high = max(first, start) - start, min(last, start + count) - start
             if low < high:
-                _panels(
+                panels(
                     _word(segments, s * SEGMENT_WORDS),
                     _word(segments, s * SEGMENT_WORDS + 1),
                     width // 32,
@@ -132,7 +124,7 @@ def _product(shared, num_threads, segments, width, quads, codes, sums, num_rows,
                     out + start * 64,
                     stride,
                 )
-            start += panels
+            start += count
         first = claim(shared, chunk)
     barrier(shared, num_threads)
 
@@ -210,7 +202,7 @@ def _attention_phase(shared, num_threads, thread, job, layer):
     row_bytes = (heads + 2 * kv_heads) * head_dim * 4
     split_bytes = (head_dim + 16) * 4
     head_bytes = splits * split_bytes
-    scores = _word(job, SCORES) + thread * 4 * 256 * 4
+    scores = _word(job, SCORES) + thread * 4 * SPLIT * 4
     chunk = max(1, num_units // (num_threads * 8))
     first = claim(shared, chunk)
     while first < num_units:

@@ -9,10 +9,6 @@ from numpy.typing import NDArray
 from kernels import packed
 from kernels.packed.formats import Bytes, pack_int4, pack_int8, quantize_int8, unpack
 
-pytestmark = pytest.mark.skipif(
-    packed.why_unavailable() is not None and "numba package" in str(packed.why_unavailable()), reason="needs numba"
-)
-
 shapes = st.tuples(st.integers(1, 70), st.integers(1, 6).map(lambda blocks: blocks * 32))
 
 
@@ -55,7 +51,8 @@ def quantized_rows(x: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np
 def test_products_equal_the_formula_and_rows_do_not_touch(
     shape: tuple[int, int], num_rows: int, seed: int, four_bits: bool
 ) -> None:
-    from kernels.packed.matmul import int4_panels, int8_panels
+    from kernels.packed.formats import INT4, INT8
+    from kernels.packed.matmul import panels
 
     rng = np.random.default_rng(seed)
     if four_bits:
@@ -70,13 +67,13 @@ def test_products_equal_the_formula_and_rows_do_not_touch(
     if not four_bits:
         x = np.sign(x) * np.abs(x).max()
     codes, sums, exact = quantized_rows(x)
-    panels = int4_panels if four_bits else int8_panels
+    kind = INT4 if four_bits else INT8
 
     def product(first: int, last: int) -> NDArray[np.float32]:
         out = np.full((last - first, weight.shape[0] * 16), np.nan, dtype=np.float32)
         own, own_sums = codes[first:last].copy(), sums[first:last].copy()
         panels(
-            weight.ctypes.data, shape[1] // 32, 4, 0, weight.shape[0], own.ctypes.data, own_sums.ctypes.data,
+            weight.ctypes.data, kind, shape[1] // 32, 4, 0, weight.shape[0], own.ctypes.data, own_sums.ctypes.data,
             last - first, out.ctypes.data, out.shape[1] * 4,
         )  # fmt: skip
         return out[:, : shape[0]]
