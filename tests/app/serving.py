@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from langserve import RemoteRunnable
 
 from app.server import create_app
 from app.services import Services
@@ -17,6 +18,10 @@ from retrieval.records import Passage
 from tests.app.scripted import ScriptedEngineClient, passage
 
 START_TIMEOUT_S = 300.0
+
+# Kept to the end of the process. What a RemoteRunnable leaves behind when it is collected starts a thread, and waits
+# for ever if the collector ran in a thread that was itself starting one: here, in the server under test.
+_remote_runnables: list[RemoteRunnable[Any, Any]] = []
 
 
 class RunningServer:
@@ -34,7 +39,7 @@ class RunningServer:
         wait_until(lambda: self._server.started)
         self.port = self._server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.client = httpx.Client(base_url=self.url, timeout=300)
+        self.client = httpx.Client(base_url=self.url, timeout=100)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -50,6 +55,11 @@ class RunningServer:
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         return self.client.post(path, json=body, **options)
+
+    def remote(self, path: str = "chat") -> RemoteRunnable[Any, Any]:
+        """LangServe's client of one of the chains."""
+        _remote_runnables.append(RemoteRunnable(f"{self.url}/{path}/"))
+        return _remote_runnables[-1]
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -8,7 +8,6 @@ import threading
 
 import httpx
 import pytest
-from langserve import RemoteRunnable
 
 from app.routes.faults import Fault, describe, respond
 from engine.errors import (
@@ -114,7 +113,7 @@ def test_an_error_before_the_first_byte_has_its_own_status(broken):
 
 
 def test_remote_runnable_raises_with_the_reason_in_mid_stream(broken):
-    stream = RemoteRunnable(f"{broken.url}/chat").stream({"input": "hi"}, question("")["config"])
+    stream = broken.remote().stream({"input": "hi"}, question("")["config"])
     chunks = [next(stream), next(stream)]
     with pytest.raises(httpx.HTTPStatusError, match="out of memory") as caught:
         next(stream)

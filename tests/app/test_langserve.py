@@ -7,7 +7,6 @@ import httpx
 import jsonschema
 import pytest
 from langchain_core.runnables.utils import AddableDict
-from langserve import RemoteRunnable
 
 from app.routes import sse
 from engine.errors import StepFailedError
@@ -17,10 +16,6 @@ from tests.app.serving import RunningServer, events, question, scripted_app
 RUN_ROUTES = ("invoke", "batch", "stream", "stream_log", "stream_events")
 SOURCE_KEYS = ["document_id", "heading", "n", "page", "score", "text", "title"]
 TTFT = "What does TTFT measure?"
-
-
-def remote(server, path="chat"):
-    return RemoteRunnable(f"{server.url}/{path}/")
 
 
 def config(session_id):
@@ -73,7 +68,7 @@ def test_the_bytes_of_a_stream_are_langserves(tmp_path):
 
 
 async def test_all_ways_of_remote_runnable_give_the_same_answer(server):
-    chat = remote(server)
+    chat = server.remote()
     results = [
         chat.invoke({"input": TTFT}, config("r1")),
         await chat.ainvoke({"input": TTFT}, config("r2")),
@@ -94,7 +89,7 @@ def sum_of(chunks):
 
 
 def test_batch_answers_each_input_with_one_config_or_one_for_each(server):
-    answers = remote(server).batch([{"input": "Say A."}, {"input": "Say B."}], config("batch-one"))
+    answers = server.remote().batch([{"input": "Say A."}, {"input": "Say B."}], config("batch-one"))
     assert len(answers) == 2
     turns = server.client.get("/api/v1/conversations/batch-one").json()["turns"]
     assert sorted(turn["question"] for turn in turns) == ["Say A.", "Say B."]
@@ -104,7 +99,7 @@ def test_batch_answers_each_input_with_one_config_or_one_for_each(server):
 
 
 async def test_log_and_events_of_a_run_reach_the_client(server):
-    chat = remote(server)
+    chat = server.remote()
     final = None
     async for patch in chat.astream_log({"input": TTFT}, config("log")):
         final = patch if final is None else final + patch
@@ -118,7 +113,7 @@ async def test_log_and_events_of_a_run_reach_the_client(server):
 
 
 def test_llm_answers_with_text_without_documents_or_session(server):
-    llm = remote(server, "llm")
+    llm = server.remote("llm")
     answer = llm.invoke({"input": "Say hello."})
     assert isinstance(answer, str)
     assert "".join(llm.stream({"input": "Say hello."})) == answer
@@ -126,7 +121,7 @@ def test_llm_answers_with_text_without_documents_or_session(server):
 
 
 def test_a_follow_up_finds_what_it_is_about(server):
-    chat = remote(server)
+    chat = server.remote()
     chat.invoke({"input": TTFT}, config("follow"))
     second = chat.invoke({"input": "What does it include?"}, config("follow"))
     assert "Latency" in [source["title"] for source in second["sources"]]
@@ -288,10 +283,10 @@ def test_an_endless_body_is_413(server):
 
 def test_remote_runnable_is_told_the_reason(server):
     with pytest.raises(httpx.HTTPStatusError, match=r"config\.configurable\.session_id") as caught:
-        remote(server).invoke({"input": "hi"})
+        server.remote().invoke({"input": "hi"})
     assert caught.value.response.status_code == 422
     with pytest.raises(httpx.HTTPStatusError) as caught:
-        list(remote(server).stream({"input": "hi"}))
+        list(server.remote().stream({"input": "hi"}))
     assert caught.value.response.status_code == 422
 
 
@@ -335,7 +330,7 @@ async def test_every_line_separator_survives_the_stream(tmp_path, separator):
     text = f"a{separator}b"
     with RunningServer(scripted_app(tmp_path, ScriptedEngineClient([text, "é😀"]), found=[])) as server:
         server.wait_until_ready()
-        chat = remote(server)
+        chat = server.remote()
         assert sum_of(list(chat.stream({"input": "q"}, config("s"))))["answer"] == f"{text}é😀"
         assert sum_of([chunk async for chunk in chat.astream({"input": "q"}, config("s"))])["answer"] == f"{text}é😀"
         assert chat.invoke({"input": "q"}, config("s"))["answer"] == f"{text}é😀"
@@ -350,7 +345,7 @@ def test_a_silent_stream_sends_comments_so_that_proxies_keep_it(tmp_path, monkey
     with RunningServer(scripted_app(tmp_path, engine, found=[])) as server:
         server.wait_until_ready()
         assert ": ping\r\n\r\n" in server.post("/chat/stream", question("hi", "ping")).text
-        assert sum_of(list(remote(server).stream({"input": "hi"}, config("ping"))))["answer"] == "slow"
+        assert sum_of(list(server.remote().stream({"input": "hi"}, config("ping"))))["answer"] == "slow"
 
 
 def test_an_error_that_comes_late_is_an_event_although_nothing_was_sent(tmp_path, monkeypatch):
@@ -375,7 +370,7 @@ async def slowly_failing(*arguments, **options):
 
 
 async def test_turns_sent_at_the_same_time_are_answered_one_after_another(server):
-    chat = remote(server)
+    chat = server.remote()
     await asyncio.gather(*(chat.ainvoke({"input": f"Say {number}."}, config("together")) for number in range(3)))
     turns = server.client.get("/api/v1/conversations/together").json()["turns"]
     assert [turn["index"] for turn in turns] == [0, 1, 2]
