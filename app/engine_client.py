@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the engine brings torch; a program that only names a model 
     from app.settings import Settings
     from engine import AsyncEngine, EngineConfig, SamplingParams
     from engine.outputs import OutputDelta
-    from engine.tool_format import Syntax, ToolUse
+    from engine.tool_format import Held, Syntax, ToolUse
     from engine.tool_parser import ToolCallReader
 
 logger = logging.getLogger(__name__)
@@ -233,7 +233,9 @@ class InProcessEngineClient:
             return self.engine.render_chat(messages), sampling, None
         prompt = self.engine.render_chat(messages, tools=use.tools)
         syntax = self.engine.tool_syntax
-        return prompt, _held_to_tools(sampling, use, syntax), ToolCallReader(syntax, use.names)
+        sampling = _held_to_tools(sampling, use, syntax)
+        holds: Held = "answer" if use.is_forced else "calls" if sampling.grammar is not None else ""
+        return prompt, sampling, ToolCallReader(syntax, use.names, holds)
 
     def _end(self, times: RequestTimes) -> None:
         times.end()
@@ -249,7 +251,10 @@ def _tool_use(tools: Any, choice: Any, parallel: Any) -> "ToolUse | None":
 
 
 def _held_to_tools(sampling: "SamplingParams", use: "ToolUse", syntax: "Syntax") -> "SamplingParams":
-    """Sampling under the grammar of the tools. Raises InvalidParameterError where another constraint excludes it."""
+    """Sampling under the grammar of the tools. Raises InvalidParameterError where another constraint excludes it.
+
+    Stop texts end the text of an answer; a call that is forced has none, and they would cut its wrapping.
+    """
     from engine.errors import InvalidParameterError
     from engine.grammar import is_available
     from engine.tool_format import call_grammar
@@ -264,7 +269,8 @@ def _held_to_tools(sampling: "SamplingParams", use: "ToolUse", syntax: "Syntax")
         return sampling  # calls are still read out of the answer
     schema = sampling.json_schema if field == "json_schema" else {"type": "object"} if field else None
     grammar = call_grammar(syntax, use, schema)
-    return replace(sampling, json_schema=None, json_object=False, grammar=grammar)
+    stop = () if use.is_forced else sampling.stop
+    return replace(sampling, json_schema=None, json_object=False, grammar=grammar, stop=stop)
 
 
 def new_request_id() -> str:

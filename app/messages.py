@@ -57,13 +57,18 @@ def content_text(content: Any, where: str = "content") -> str:
     return "".join(_block_text(block, f"{where}[{number}]") for number, block in enumerate(content))
 
 
-def holds_half_a_pair(value: Any) -> bool:
-    """Whether a text in JSON-like data holds half a surrogate pair, which JSON can spell and UTF-8 cannot."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
+def check_text(body: Any) -> None:
+    """Raises RequestError where a JSON body holds half a surrogate pair, which JSON can spell and UTF-8 cannot.
+
+    It names the first of the body's own fields that does.
+    """
+    fields = body.items() if isinstance(body, Mapping) else [("body", body)]
+    for name, value in fields:
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            shown = name.encode("utf-8", "replace").decode()
+            raise RequestError(f"{shown} holds half a surrogate pair, which is not a character", field=shown) from None
 
 
 def _block_text(block: Any, where: str) -> str:

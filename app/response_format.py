@@ -27,7 +27,10 @@ def constraint_of(response_format: Any) -> dict[str, Any]:
     described = response_format.get("json_schema")
     schema = described.get("schema") if isinstance(described, Mapping) else None
     if not isinstance(schema, Mapping):
+        given = (
+            "is missing" if schema is None else f"is {'an' if isinstance(schema, int) else 'a'} {type(schema).__name__}"
+        )
         raise InvalidParameterError(
-            "response_format", 'needs {"json_schema": {"name": …, "schema": {…}}}: the schema is missing'
+            "response_format", f'needs {{"json_schema": {{"name": …, "schema": {{…}}}}}}: the schema {given}'
         )
     return {"json_schema": closed(schema) if described.get("strict") else dict(schema)}

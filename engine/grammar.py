@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -295,7 +296,7 @@ def _source(field: str, value: Any, num_leading_spaces: int) -> str:
             raise InvalidParameterError(
                 "regex", f"has {len(value):,} characters; at most {MAX_REGEX_CHARS:,} are allowed"
             )
-        body = json.loads(_library(field).LLMatcher.grammar_from_regex(value))["grammars"][0]
+        body = json.loads(_library(field).LLMatcher.grammar_from_regex(with_ascii_digits(value)))["grammars"][0]
     elif field == "choice":
         body = {"lark_grammar": _choice(value)}
     else:
@@ -309,6 +310,11 @@ def _source(field: str, value: Any, num_leading_spaces: int) -> str:
     if num_leading_spaces:
         grammars.insert(0, {"name": "start", "lark_grammar": f'start: "{" " * num_leading_spaces}" @body'})
     return json.dumps({"grammars": grammars}, sort_keys=False)
+
+
+def with_ascii_digits(regex: str) -> str:
+    r"""The expression with `\d` meaning 0 to 9, as in JSON schemas, and not the digits of all scripts."""
+    return re.sub(r"\\(.)", lambda match: "[0-9]" if match[1] == "d" else match[0], regex, flags=re.DOTALL)
 
 
 def _choice(choices: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from engine.schema_check import parse_schema
 
 Message = Mapping[str, Any]
 Syntax = Literal["hermes", "llama"]
+Held = Literal["answer", "calls", ""]
 
 MAX_TOOLS = 128
 MAX_CALLS = 16  # in one answer; a small model would otherwise go on calling until its tokens are used up

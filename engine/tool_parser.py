@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from engine.outputs import FINISH_STOP, FINISH_TOOL_CALLS, OutputDelta, ToolCallDelta
-from engine.tool_format import CLOSE, OPEN, Syntax
+from engine.tool_format import CLOSE, OPEN, Held, Syntax
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 
@@ -29,21 +29,27 @@ class Piece:
 
 
 class ToolCallReader:
-    """Reads the deltas of a request: a parser for each of its answers."""
+    """Reads the deltas of a request: a parser for each of its answers.
 
-    def __init__(self, syntax: Syntax, names: Collection[str]) -> None:
+    Args:
+        holds: what of the answers a grammar holds to calls, so that what begins like one and ends too early was cut
+            off and is no text: all of it ("answer"), what follows an opening tag ("calls"), or nothing ("").
+    """
+
+    def __init__(self, syntax: Syntax, names: Collection[str], holds: Held = "") -> None:
         self._syntax = syntax
         self._names = names
+        self._holds: Held = holds
         self._parsers: dict[int, ToolCallParser] = {}
 
     def read(self, delta: OutputDelta) -> OutputDelta:
         """The delta with the calls taken out of its text; an answer that ended after a call says "tool_calls"."""
-        parser = self._parsers.setdefault(delta.index, ToolCallParser(self._syntax, self._names))
+        parser = self._parsers.setdefault(delta.index, ToolCallParser(self._syntax, self._names, self._holds))
         piece, reason = parser.push(delta.text), delta.finish_reason
         if reason is not None:
             rest = parser.finish()
             piece = Piece(piece.text + rest.text, piece.calls + rest.calls)
-            reason = FINISH_TOOL_CALLS if reason == FINISH_STOP and parser.num_calls else reason
+            reason = FINISH_TOOL_CALLS if reason == FINISH_STOP and parser.is_whole else reason
         return replace(delta, text=piece.text, tool_calls=piece.calls, finish_reason=reason)
 
 
@@ -52,13 +58,15 @@ class ToolCallParser:
 
     Args:
         names: the tools that exist; an object that names none of them is no call.
+        holds: see `ToolCallReader`.
 
     Attributes:
         num_calls: calls begun so far.
     """
 
-    def __init__(self, syntax: Syntax, names: Collection[str]) -> None:
+    def __init__(self, syntax: Syntax, names: Collection[str], holds: Held = "") -> None:
         self.num_calls = 0
+        self._holds: Held = holds
         self._syntax = syntax
         self._names = names
         self._held = ""
@@ -78,11 +86,23 @@ class ToolCallParser:
     def finish(self) -> Piece:
         """No more text: what was held back is a call after all, or text; behind a call, the head of one is nothing."""
         if self._state == "body":
-            self._whole_call(self._held, self._held if self._syntax == "llama" else OPEN + self._held)
-        elif self._state == "text" and not (self.num_calls and OPEN.startswith(self._held.strip())):
+            self._whole_call(self._held, self._held if self._syntax == "llama" else OPEN + self._held, at_end=True)
+        elif self._state == "text" and not self._is_cut_call():
             self._show(self._held)
-        self._held, self._state = "", "text"
+        self._held, self._state = "", "text" if self._state in ("text", "body") else self._state
         return self._taken()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are calls, and the last of them has all of its arguments."""
+        return self.num_calls > 0 and self._state != "arguments"
+
+    def _is_cut_call(self) -> bool:
+        """Whether what is held at the end can only be the head of a call that was cut off."""
+        head = self._held.strip()
+        return self._holds == "answer" or (
+            OPEN.startswith(head) and (self.num_calls > 0 or (self._holds == "calls" and len(head) > 1))
+        )
 
     def _taken(self) -> Piece:
         calls: list[ToolCallDelta] = []
@@ -169,8 +189,11 @@ class ToolCallParser:
         self._held, self._state = self._held[end + len(CLOSE) :], "text"
         return True
 
-    def _whole_call(self, body: str, text: str) -> None:
-        """A call that is not written as expected, all of it at hand; `text` is shown if it is none."""
+    def _whole_call(self, body: str, text: str, *, at_end: bool = False) -> None:
+        """A call that is not written as expected, all of it at hand; `text` is shown if it is none.
+
+        `at_end`: nothing follows, so that it may be the head of a call only.
+        """
         try:
             call = json.loads(body)
         except ValueError:
@@ -183,7 +206,8 @@ class ToolCallParser:
             except ValueError:
                 arguments = None
         if name not in self._names or not isinstance(arguments, dict):
-            is_cut = self.num_calls and CLOSE not in text
+            is_held = self._holds == "answer" or (self._holds == "calls" and self._syntax == "hermes")
+            is_cut = at_end and (self.num_calls > 0 or is_held)
             self._show("" if is_cut else text)
             return
         written = json.dumps(arguments, ensure_ascii=False)

@@ -9,7 +9,7 @@ import logging
 import math
 import sqlite3
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,12 +181,25 @@ def _validation_fault(error: RequestValidationError) -> Fault:
     first = error.errors()[0] if error.errors() else None
     if not isinstance(first, Mapping):
         return Fault(422, "invalid_request", str(first or "the request is not valid"))
-    place = ".".join(str(part) for part in first.get("loc", ()) if part not in ("body", "query", "path"))
+    location = [part for part in first.get("loc", ()) if part not in ("body", "query", "path")]
     if first.get("type") == "json_invalid":
-        reason = first.get("ctx", {}).get("error", "")
-        return Fault(422, "invalid_json", f"the body is not valid JSON: {reason} at character {place}")
+        reason, at = first.get("ctx", {}).get("error", ""), ".".join(map(str, location))
+        return Fault(422, "invalid_json", f"the body is not valid JSON: {reason} at character {at}")
+    place = _place(location)
     message = str(first.get("msg", "not valid"))
     return Fault(422, "invalid_request", f"{place}: {message}" if place else message, place or None)
+
+
+def _place(location: Sequence[Any]) -> str:
+    """A place in a body as clients write it: `messages[0].content`."""
+    place = ""
+    for part in location:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        # Pydantic names the member of a union too ("str", "list[str]"), which is no part of a body.
+        elif str(part).isidentifier() and part not in ("str", "int", "float", "bool"):
+            place += f".{part}" if place else str(part)
+    return place
 
 
 def _http_code(status: int) -> str:

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from app.conversation import CONFIG_SPECS, DEFAULT_USER, ChatInput, ChatOutput, question_of, session_of
 from app.errors import InputTooLongError, RequestError
-from app.messages import holds_half_a_pair
+from app.messages import check_text
 from app.routes import sse
 from app.routes.faults import Fault, dump
 from app.services import Services
@@ -221,8 +221,7 @@ async def read_object(request: Request) -> dict[str, Any]:
         raise RequestError(f"the body is not valid JSON: {error}", field="body") from None
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, not {type(body).__name__}", field="body")
-    if holds_half_a_pair(body):
-        raise RequestError("a text in the body holds half a surrogate pair, which is not a character", field="body")
+    check_text(body)
     return body
 
 

@@ -23,9 +23,9 @@ from app.services import Services
 from engine.errors import EngineDeadError, InvalidParameterError
 from engine.outputs import OutputDelta, ToolCallDelta
 
-# Text has about 4.3 characters a token; what is longer than this for each token of the context cannot be meant to fit,
-# and is refused before the tokenizer works on it.
-MAX_CHARS_PER_TOKEN = 4
+# Text has about 4.3 characters a token, of long words up to three times that; what is longer than this for each token
+# of the context cannot be meant to fit, and is refused before the tokenizer works on it.
+MAX_CHARS_PER_TOKEN = 16
 DONE = sse.event("[DONE]")
 
 
@@ -162,7 +162,7 @@ class _Completion:
             name = self._body.given_name(error.field)
             if name is None or name == error.field:
                 raise
-            raise InvalidParameterError(name, str(error)) from None
+            raise InvalidParameterError(name, str(error).removeprefix(f"{error.field}: ")) from None
 
     def _choice(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None

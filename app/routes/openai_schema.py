@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.errors import RequestError
-from app.messages import Message, content_text, holds_half_a_pair, merge_neighbours
+from app.messages import Message, check_text, content_text, merge_neighbours
 from app.response_format import constraint_of
 
 # Fields that change nothing about the answer; clients send them to keep their own books.
@@ -114,8 +114,7 @@ class ChatCompletionRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _check_text(cls, values: Any) -> Any:
-        if holds_half_a_pair(values):
-            raise ValueError("a text in the body holds half a surrogate pair, which is not a character")
+        check_text(values)
         return values
 
     def check_fields(self) -> None:
@@ -128,6 +127,8 @@ class ChatCompletionRequest(BaseModel):
             raise UnsupportedParameterError(name, f"{name} is not supported: leave it out")
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParameterError("top_logprobs", "needs logprobs=true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise InvalidParameterError("max_completion_tokens", "is the new name of max_tokens: give one of them")
         if self.stream_options is not None and not self.stream:
             raise InvalidParameterError("stream_options", "needs stream=true")
 
@@ -148,6 +149,10 @@ class ChatCompletionRequest(BaseModel):
         """The name under which the request gave a field of the engine's."""
         if field == "json_schema" and self.guided_json is None:
             return "response_format"
+        if field == "logprobs":
+            return "top_logprobs"
+        if field == "max_tokens" and self.max_completion_tokens is not None:
+            return "max_completion_tokens"
         return next((name for name, of_engine in GUIDED.items() if of_engine == field), field)
 
     def sampling(self) -> dict[str, Any]:

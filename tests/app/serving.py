@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import uvicorn
@@ -18,10 +19,6 @@ from retrieval.records import Passage
 from tests.app.scripted import ScriptedEngineClient, passage
 
 START_TIMEOUT_S = 300.0
-
-# Kept to the end of the process. What a RemoteRunnable leaves behind when it is collected starts a thread, and waits
-# for ever if the collector ran in a thread that was itself starting one: here, in the server under test.
-_remote_runnables: list[RemoteRunnable[Any, Any]] = []
 
 
 class RunningServer:
@@ -58,8 +55,10 @@ class RunningServer:
 
     def remote(self, path: str = "chat") -> RemoteRunnable[Any, Any]:
         """LangServe's client of one of the chains."""
-        _remote_runnables.append(RemoteRunnable(f"{self.url}/{path}/"))
-        return _remote_runnables[-1]
+        # When one is collected, it closes its connections on a thread that it starts; where the collector runs in a
+        # thread that is itself starting one (here, in the server under test), that waits for ever.
+        with patch("langserve.client._close_clients", lambda client, async_client: client.close()):
+            return RemoteRunnable(f"{self.url}/{path}/")
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -1,6 +1,7 @@
 """OpenAI's protocol at /v1: through the openai package and as raw JSON, on the default model."""
 
 import json
+import re
 
 import openai
 import pytest
@@ -189,12 +190,38 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(server, field, value, s
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"1": 1000}),
         ("seed", 1.5),
+        ("stop", 5),
+        ("stop", [5]),
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": "{}"}}),
     ],
 )
 def test_a_value_that_is_not_allowed_is_400_and_names_the_field(server, field, value):
     response = ask(server, **{field: value})
     assert response.status_code == 400
-    assert response.json()["error"]["param"].split(".")[0] == field
+    assert re.split(r"[.\[]", response.json()["error"]["param"])[0] == field
+
+
+def test_a_place_in_the_body_is_named_as_clients_write_it(server):
+    messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": 7}]
+    assert ask(server, messages=messages).json()["error"]["param"] == "messages[1].content"
+
+
+def test_a_field_with_two_names_is_refused_under_the_one_that_was_given(server):
+    for fields, said in (
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs: must be"),
+        ({"max_tokens": None, "max_completion_tokens": -1}, "max_completion_tokens: must be"),
+        ({"guided_regex": "("}, "guided_regex: "),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens: is the new name of max_tokens"),
+    ):
+        error = ask(server, **fields).json()["error"]
+        assert (error["param"], error["message"].startswith(said)) == (said.split(":")[0], True), error
+
+
+def test_a_long_prompt_of_long_words_is_answered(client):
+    text = "internationalization " * 3_000
+    assert len(text) > 4 * 8_192
+    reply = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}], max_tokens=1)
+    assert reply.usage.prompt_tokens < 8_192
 
 
 @pytest.mark.parametrize(
@@ -223,7 +250,9 @@ def test_a_request_of_the_wrong_shape_is_400_in_openais_form(server, body):
 def test_a_malformed_body_is_400(server, content):
     response = server.client.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
     assert response.status_code == 400
-    assert response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert error["message"]
+    assert error["param"] == ("messages" if b"messages" in content else None)
 
 
 def test_an_unknown_model_is_404(client):
@@ -232,9 +261,9 @@ def test_an_unknown_model_is_404(client):
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
 
-@pytest.mark.parametrize("text", ["a" * 50_000, "word " * 10_000, " " * 50_000, "é" * 50_000])
+@pytest.mark.parametrize("text", ["a" * 150_000, "word " * 30_000, " " * 150_000, "é" * 150_000])
 @pytest.mark.parametrize("stream", [False, True])
-def test_fifty_thousand_characters_are_400_context_length_exceeded_with_the_limit(client, text, stream):
+def test_a_text_beyond_all_measure_is_400_context_length_exceeded_with_the_limit(client, text, stream):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": text}], stream=stream)
     assert caught.value.code == "context_length_exceeded"

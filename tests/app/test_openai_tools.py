@@ -68,6 +68,16 @@ def test_a_forced_call_is_valid_and_streams_the_same(client, choice):
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("choice", ["required", "auto"])
+@pytest.mark.parametrize("cut", [{"max_tokens": 3}, {"max_tokens": 12}, {"stop": ["\n", "name"]}])
+def test_a_call_that_is_cut_shows_none_of_its_markup(client, choice, cut):
+    reply = create(client, tools=[WEATHER], tool_choice=choice, **cut).choices[0]
+    assert "tool_call" not in (reply.message.content or "")
+    if choice == "required" and "stop" in cut:  # stop texts end a text, and a forced call has none
+        assert reply.finish_reason == "tool_calls"
+        json.loads(reply.message.tool_calls[0].function.arguments)
+
+
 def test_a_result_is_taken_back_and_answered(client):
     call = {
         "id": "abc123xyz",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engine import Engine, SamplingParams
 from engine.errors import InvalidParameterError, UnsupportedParameterError
 from engine.gguf_file import GGUFFile
-from engine.grammar import LIMITS, GrammarCompiler
+from engine.grammar import LIMITS, GrammarCompiler, with_ascii_digits
 from engine.outputs import Completion
 from engine.tokenizer import Tokenizer
 from tests.engine.conftest import make_tiny_engine
@@ -143,6 +143,13 @@ def test_answers_match_the_regex_as_a_whole(engine, real, pattern):
         answer = engine.generate([3, 4], SamplingParams(regex=pattern, seed=seed, max_tokens=200))
         assert answer.finish_reason in ("stop", "length")
         assert answer.finish_reason == "length" or re.fullmatch(pattern, answer.text)
+
+
+def test_digits_of_a_regex_are_0_to_9(engine):
+    for pattern in (r"\d{30}", r"[\dx]{30}"):
+        answer = engine.generate([3, 4], SamplingParams(regex=pattern, seed=1, max_tokens=200, temperature=2)).text
+        assert (len(answer), answer.isascii()) == (30, True)
+    assert with_ascii_digits(r"\\d\D[^\d]") == r"\\d\D[^[0-9]]"
 
 
 def test_a_choice_is_one_of_the_texts_and_masks_are_what_brute_force_finds(engine):

@@ -34,9 +34,9 @@ def engine(tiny_folder: Path) -> Engine:
     return make_tiny_engine(tiny_folder, num_kv_blocks=400, max_num_batched_tokens=64)
 
 
-def read(syntax: Any, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
+def read(syntax: Any, pieces: list[str], holds: Any = "") -> tuple[str, list[tuple[str, str]]]:
     """(text, [(name, arguments)]) of an answer that arrives in these pieces."""
-    parser = ToolCallParser(syntax, {"add", "nothing"})
+    parser = ToolCallParser(syntax, {"add", "nothing"}, holds)
     parts = [parser.push(piece) for piece in pieces] + [parser.finish()]
     calls: list[list[str]] = []
     for part in parts:
@@ -87,6 +87,24 @@ def test_calls_are_read_however_the_text_is_cut(syntax, answer, expected):
     assert read(syntax, list(answer)) == expected
     for at in range(len(answer)):
         assert read(syntax, [answer[:at], answer[at:]]) == expected
+
+
+@pytest.mark.parametrize(
+    ("syntax", "holds", "answer", "shown"),
+    [
+        ("hermes", "answer", CALL_TEXT := f"<tool_call>\n{CALL}\n</tool_call>", ""),
+        ("llama", "answer", CALL.replace("arguments", "parameters"), ""),
+        ("hermes", "calls", f"Hm.\n{CALL_TEXT}", "Hm."),
+        ("hermes", "calls", "half <", "half <"),
+        ("llama", "calls", '{"answer": "cu', '{"answer": "cu'),
+    ],
+)
+def test_a_call_that_is_cut_anywhere_shows_none_of_its_markup(syntax, holds, answer, shown):
+    assert read(syntax, [answer], holds)[0] == shown
+    for length in range(answer.find("<tool") + 2 if "<tool" in answer else len(answer), len(answer)):
+        assert read(syntax, [answer[:length]], holds)[0] == shown
+    if holds == "answer":
+        assert all(read(syntax, [answer[:length]], holds)[0] == "" for length in range(len(answer)))
 
 
 @given(st.text(alphabet='<tool_ca>l/{"}\n :name', max_size=60), st.integers(1, 7))
