@@ -4,13 +4,16 @@ Follow one request through `request`, `scheduler`, `kv_cache`, `model_runner`, `
 LangChain and no web framework, and imports where only torch, numpy, safetensors, tokenizers and jinja2 are installed.
 """
 
-from engine import errors
-from engine.async_engine import AsyncEngine
-from engine.chat_template import ChatTemplate
-from engine.config import EngineConfig
-from engine.engine import Engine
-from engine.outputs import Completion, EngineStats, OutputDelta, RequestOutput, TokenLogprob
-from engine.sampling_params import SamplingParams
+from engine.collector import paused_collector
+
+with paused_collector():
+    from engine import errors
+    from engine.async_engine import AsyncEngine
+    from engine.chat_template import ChatTemplate
+    from engine.config import EngineConfig
+    from engine.engine import Engine
+    from engine.outputs import Completion, EngineStats, OutputDelta, RequestOutput, TokenLogprob
+    from engine.sampling_params import SamplingParams
 
 __all__ = [
     "AsyncEngine",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from engine.chat_template import ChatTemplate
+from engine.collector import paused_collector
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.draft_model import DraftModel
@@ -55,6 +56,7 @@ class Engine:
         InvalidParameterError: a setting does not fit the model or the machine.
     """
 
+    @paused_collector()
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.runner = ModelRunner(config)

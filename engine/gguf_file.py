@@ -195,4 +195,19 @@ class _HeaderReader:
             values = struct.unpack_from(format_, self.data, self.position)
             self.position += struct.calcsize(format_)
             return list(values)
-        return [self._value(element) for _ in range(length)]
+        return self._strings(length)
+
+    def _strings(self, length: int) -> list[str]:
+        """Texts in a row; there are a hundred thousand in a vocabulary, so each costs as little as it can."""
+        data, position, size = self.data, self.position, len(self.data)
+        length_at = struct.Struct("<Q").unpack_from
+        strings = []
+        for _ in range(length):
+            start = position + 8
+            position = start + length_at(data, position)[0]
+            if position > size:
+                self.position = start
+                raise IndexError(f"a string of {position - start:,} bytes")
+            strings.append(data[start:position].decode("utf-8"))
+        self.position = position
+        return strings
