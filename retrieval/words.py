@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import Stemmer
 from bm25s.stopwords import STOPWORDS_EN
 
-# Scripts written without spaces between words, and Hangul, whose particles cling to the word.
-_UNSPACED = (
+# Scripts written without spaces between words, and Hangul, whose particles cling to the word; for a character class.
+UNSPACED = (
     "\u0e00-\u0eff"  # Thai, Lao
     "\u1000-\u109f"  # Myanmar
     "\u1100-\u11ff"  # Hangul letters
@@ -39,7 +39,7 @@ def _mark_ranges() -> str:
 _NUMBER = r"\d+(?:[.,]\d+)*(?![^\W_])"
 _TOKEN = re.compile(rf"{_NUMBER}|(?:[^\W_]|[{_mark_ranges()}])+")
 _ASCII_TOKEN = re.compile(rf"{_NUMBER}|[a-z0-9]+", re.ASCII)  # the same for ASCII text, several times faster
-_UNSPACED_RUN = re.compile(rf"([{_UNSPACED}]+)")
+_UNSPACED_RUN = re.compile(rf"([{UNSPACED}]+)")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _CONTRACTED = re.compile(r"(?<=\w)['’](?:s|t|d|m|ll|re|ve)\b")
 _LATIN_MARKS = re.compile("[\u0300-\u036f]")
