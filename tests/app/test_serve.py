@@ -44,6 +44,8 @@ class Services:
         if kind == "loads-forever" or time.monotonic() < self.born + 1:
             return "starting", "loading"
         return "ready", ""
+    def drain(self, timeout_s):
+        pass
 
 def create_app(settings):
     app = FastAPI()
