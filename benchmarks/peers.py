@@ -2,6 +2,9 @@
 
     python -m benchmarks.peers [--model GGUF] [--runs N] [--only WORK …] [--json FILE]
 
+Behind the comparison come the engine's own costs and what speculation brings (`benchmarks.engine_costs` and
+`benchmarks.speculation`, which also run alone), so that one command prints all that is promised of speed.
+
 The peers are installed from the package index into `.venv-peers` on the first run (llama.cpp compiles for minutes).
 Every figure is the median of interleaved runs: in each round each engine does each piece of work once, so that whatever
 else the machine does hits all alike; ratios are medians over the rounds too. Run it with nothing else running.
@@ -18,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import engine_costs
+from benchmarks import engine_costs, speculation
 from benchmarks.machine import describe_machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -113,6 +116,7 @@ def main() -> None:
     report["works"] = compare(model, options.threads, options.runs, options.only)
     if not options.only:
         report["costs"] = engine_costs.measure(model, options.threads)
+        report["speculation"] = speculation.measure(model, options.runs)
         engine_costs.show(report["costs"])
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
