@@ -162,7 +162,7 @@ def ingest(
     model_cache: CacheOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Put documents (.md .txt .html .pdf) into the knowledge base, whether or not a server is running.
+    """Put documents (PDF, Office, HTML, tables, text) into the knowledge base, whether or not a server is running.
 
     A file that has not changed is left alone; one that cannot be read is reported and the others still go in.
     """

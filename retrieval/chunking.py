@@ -18,7 +18,7 @@ from itertools import groupby
 from retrieval.loaders.document import Block, LoadedDocument
 
 # Raised when loaders or chunking change what they make of the same bytes: documents are then taken in anew.
-REVISION = 1
+REVISION = 2
 MAX_CHARS = 1000
 _MAX_PATH_CHARS = 160
 # However long the headings, this many tokens are left for the text.
@@ -27,7 +27,9 @@ _MIN_TEXT_TOKENS = 16
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+|(?<=[。！？．])")
 _LINE_END = re.compile(r"\n")
 _SPACE = re.compile(r"\s+")
+_FIELD_END = re.compile(r"; ")
 _BORDERS = (_SENTENCE_END, _LINE_END, _SPACE)
+_PLACE = re.compile(r"(?:row|line|item)s? \d+(?:–\d+)?")
 _LINK = re.compile(r"!?\[([^\]\n]*)\]\([^)\s]*(?:\s+\"[^\"\n]*\")?\)")
 
 CountTokens = Callable[[str], int]
@@ -51,8 +53,11 @@ def heading_below_title(title: str, headings: Sequence[str]) -> tuple[str, ...]:
 
 
 def indexed_text(title: str, headings: Sequence[str], text: str) -> str:
-    """What is embedded and searched for a chunk: title and heading path, then the text without link targets."""
-    path = _path_line((title, *heading_below_title(title, headings)))
+    """What is embedded and searched for a chunk: title and heading path, then the text without link targets.
+
+    A heading such as "rows 17–20" says where a chunk stands and not what it is about: it is shown only.
+    """
+    path = _path_line((title, *(part for part in heading_below_title(title, headings) if not _PLACE.fullmatch(part))))
     body = _LINK.sub(r"\1", text)
     return f"{path}\n{body}" if path else body
 
@@ -129,6 +134,8 @@ class _Packer:
             yield _Piece(block.start, block.end)
         elif block.kind == "table":
             yield from self._rows(block)
+        elif block.kind == "records":
+            yield from self._records(block)
         else:
             borders = _BORDERS[1:] if block.kind == "code" else _BORDERS
             yield from self._split(block.start, block.end, borders)
@@ -138,17 +145,36 @@ class _Packer:
         lines = list(_parts(self._text, block.start, block.end, _LINE_END))
         header_end = lines[min(2, len(lines)) - 1][1]
         header = self._text[block.start : header_end] + "\n"
-        if len(lines) < 3 or len(header) > self._max_chars // 3 or self._count_tokens(header) > self._max_tokens // 3:
+        if len(lines) < 3 or self._is_wide(header):
             yield from self._split(block.start, block.end, _BORDERS[1:])
             return
-        inside = _Packer(
-            self._text, self._count_tokens, self._max_tokens - self._count_tokens(header), self._max_chars - len(header)
-        )
+        inside = self._below(header)
         for start, end in lines[2:]:
             for piece in inside._split(start, end, _BORDERS):
                 # The first row needs no copy of the header: its piece begins where the table begins.
                 first = piece.start == lines[2][0]
                 yield _Piece(block.start, piece.end) if first else _Piece(piece.start, piece.end, header)
+
+    def _records(self, block: Block) -> Iterator[_Piece]:
+        """Records, one a line. One that is too long is cut between its fields, and each part repeats its label."""
+        for start, end in _parts(self._text, block.start, block.end, _LINE_END):
+            label_end = self._text.find(": ", start, end) + 2
+            label = self._text[start:label_end] if label_end > 1 else ""
+            if self._fits(self._text[start:end]) or not label or self._is_wide(label):
+                yield from self._split(start, end, (_FIELD_END, *_BORDERS))
+                continue
+            for piece in self._below(label)._split(label_end, end, (_FIELD_END, *_BORDERS)):
+                first = piece.start == label_end
+                yield _Piece(start, piece.end) if first else _Piece(piece.start, piece.end, label)
+
+    def _is_wide(self, header: str) -> bool:
+        """Whether repeating this header would leave too little room for what stands below it."""
+        return len(header) > self._max_chars // 3 or self._count_tokens(header) > self._max_tokens // 3
+
+    def _below(self, header: str) -> "_Packer":
+        """A packer for what has this header in front."""
+        room = self._max_tokens - self._count_tokens(header)
+        return _Packer(self._text, self._count_tokens, room, self._max_chars - len(header))
 
     def _split(self, start: int, end: int, borders: Sequence[re.Pattern[str]]) -> Iterator[_Piece]:
         """Spans that fit, cut at the first kind of border that there is."""

@@ -37,7 +37,8 @@ EXAMPLE_QUESTIONS = (
 _HEADER = (STATIC / "header.html").read_text(encoding="utf-8")
 _WELCOME = (STATIC / "welcome.html").read_text(encoding="utf-8")
 _DOCUMENTS_HEAD = (
-    "<h2>Documents</h2><p class='hint'>Markdown, text, HTML and PDF. What you add is searched at once.</p>"
+    "<h2>Documents</h2><p class='hint'>PDF, Office, e-books, mail, web pages, tables, text and code. "
+    "What you add is searched at once.</p>"
 )
 _REMOVE_CLICK = """
 element.addEventListener('click', (event) => {

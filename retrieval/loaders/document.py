@@ -1,12 +1,19 @@
 """What every loader returns: a document's text, cut into blocks that know their heading path and page."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from retrieval.errors import EmptyDocumentError
 
-BlockKind = Literal["prose", "table", "code"]
+BlockKind = Literal["prose", "table", "records", "code"]
+
+_ODD_TITLE = re.compile(
+    r"\.(docx?|pdf|tex|dvi|indd|pptx?|xlsx?)$|^(untitled|microsoft word)\b|^(word document|document|"
+    r"(powerpoint )?presentation|slide 1|workbook|book1|sheet1)$|^\W*$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -14,7 +21,8 @@ class Block:
     """A span `text[start:end]` of the document (a paragraph, list, table, code listing or page).
 
     `headings` is the path of headings above it, outermost first. `page` counts from 1; None where there are no pages.
-    A table is in Markdown's pipe form, its first two lines being the header and the rule below it.
+    A table is in Markdown's pipe form, its first two lines being the header and the rule below it. Records are rows
+    that stand for themselves, one a line: "label: header value; header value".
     """
 
     start: int
@@ -33,6 +41,12 @@ class LoadedDocument:
     blocks: tuple[Block, ...]
     num_pages: int = 0
     metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+def chosen_title(*candidates: str) -> str:
+    """The first title that says something: programs fill in their own name, or the name of a file."""
+    plain = (" ".join(candidate.split()) for candidate in candidates)
+    return next((title for title in plain if not _ODD_TITLE.search(title)), "")
 
 
 class TextBuilder:

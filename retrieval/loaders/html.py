@@ -8,8 +8,12 @@ from bs4.element import Comment, NavigableString, PageElement, PreformattedStrin
 from retrieval.errors import CorruptDocumentError, DocumentTooLargeError
 from retrieval.loaders.document import LoadedDocument, TextBuilder
 from retrieval.loaders.encoding import clean, decode, decode_as, has_byte_order_mark
+from retrieval.loaders.tables import add_table
 
 MAX_HTML_BYTES = 20 * 1024 * 1024
+# The tree takes about a kilobyte an element.
+MAX_HTML_ELEMENTS = 500_000
+_MAX_SPAN = 50
 _DECLARED = re.compile(
     rb"<(?:meta|\?xml)[^>]{0,300}?(?:charset|encoding)\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE
 )
@@ -28,19 +32,22 @@ _SPACE = re.compile(r"[ \t\n\r\f\v]+")
 
 def load_html(data: bytes, fallback_title: str) -> LoadedDocument:
     """Reads HTML. Title: `<title>`, else the first heading, else the file's name. Raises LoadError."""
-    if len(data) > MAX_HTML_BYTES:
+    if len(data) > MAX_HTML_BYTES or data.count(b"<") > 2 * MAX_HTML_ELEMENTS:
         raise DocumentTooLargeError(
-            f"the page is {len(data) / 2**20:.0f} MB; HTML is read up to {MAX_HTML_BYTES // 2**20} MB: split it"
+            f"the page is {len(data) / 2**20:.0f} MB; HTML is read up to {MAX_HTML_BYTES // 2**20} MB and "
+            f"{MAX_HTML_ELEMENTS:,} elements: split it"
         )
-    soup = BeautifulSoup(_decode_html(data), "html.parser")
+    return html_document(_decode_html(data), fallback_title)
+
+
+def html_document(markup: str, fallback_title: str) -> LoadedDocument:
+    """Reads HTML that is decoded already. Raises LoadError."""
+    soup = BeautifulSoup(markup, "html.parser")
     title = _SPACE.sub(" ", soup.title.get_text()).strip() if soup.title else ""
     main = soup.find("main")
     root = main if isinstance(main, Tag) and len(main.get_text(strip=True)) > 200 else soup
-    walker = _Walker()
-    try:
-        walker.walk(root)
-    except RecursionError:
-        raise CorruptDocumentError("the page's elements are nested too deeply to read") from None
+    walker = HtmlReader()
+    walker.read(root)
     if walker.builder.is_empty and title:
         walker.builder.add(title)
     return walker.builder.build(title or walker.first_heading or fallback_title)
@@ -56,18 +63,22 @@ def _decode_html(data: bytes) -> str:
     return decode(data)
 
 
-class _Walker:
-    """Visits the tree in document order; inline text gathers in `_inline` until a block element begins or ends."""
+class HtmlReader:
+    """Visits a tree in document order; inline text gathers in `_inline` until a block element begins or ends."""
 
-    def __init__(self) -> None:
-        self.builder = TextBuilder()
+    def __init__(self, builder: TextBuilder | None = None) -> None:
+        self.builder = builder or TextBuilder()
         self.first_heading: str | None = None
         self._path: list[tuple[int, str]] = []
         self._inline: list[str] = []
         self._list_depth = 0
 
-    def walk(self, root: Tag) -> None:
-        self._visit(root)
+    def read(self, root: Tag) -> None:
+        """Adds what stands below `root`, under the headings that were open before. Raises CorruptDocumentError."""
+        try:
+            self._visit(root)
+        except RecursionError:
+            raise CorruptDocumentError("the page's elements are nested too deeply to read") from None
         self._flush()
 
     def _visit(self, node: PageElement) -> None:
@@ -83,7 +94,7 @@ class _Walker:
             self._flush()
             if isinstance(caption := node.find("caption"), Tag):
                 self.builder.add(_SPACE.sub(" ", caption.get_text(" ")), "prose", self._headings)
-            self.builder.add(_pipe_table(node), "table", self._headings)
+            add_table(self.builder, _rows(node), self._headings)
         elif node.name == "pre":
             self._flush()
             self.builder.add(clean(node.get_text()), "code", self._headings)
@@ -142,13 +153,34 @@ def _is_data_table(node: Tag) -> bool:
     return node.find(["table", "h1", "h2", "h3", "ul", "ol", "pre", "form"]) is None and node.find("tr") is not None
 
 
-def _pipe_table(node: Tag) -> str:
-    rows = []
+def _rows(node: Tag) -> list[list[str]]:
+    """The cells' texts. A cell that spans columns or rows stands in every place that it covers."""
+    rows: list[list[str]] = []
+    hanging: dict[int, tuple[int, str]] = {}  # by column: rows still to come, and the text
     for row in node.find_all("tr"):
-        cells = [_SPACE.sub(" ", cell.get_text(" ")).strip().replace("|", "/") for cell in row.find_all(["td", "th"])]
+        cells: list[str] = []
+        for cell in row.find_all(["td", "th"]):
+            _hang(cells, hanging)
+            text = _SPACE.sub(" ", cell.get_text(" ")).strip()
+            for _ in range(_span(cell, "colspan")):
+                if (down := _span(cell, "rowspan")) > 1:
+                    hanging[len(cells)] = (down - 1, text)
+                cells.append(text)
+        _hang(cells, hanging)
         if any(cells):
-            rows.append("| " + " | ".join(cells) + " |")
-    if not rows:
-        return ""
-    width = rows[0].count("|") - 1
-    return "\n".join([rows[0], "|" + " --- |" * width, *rows[1:]])
+            rows.append(cells)
+    return rows
+
+
+def _hang(cells: list[str], hanging: dict[int, tuple[int, str]]) -> None:
+    """Appends what hangs down from the rows above at this place."""
+    while len(cells) in hanging:
+        left, text = hanging.pop(len(cells))
+        if left > 1:
+            hanging[len(cells)] = (left - 1, text)
+        cells.append(text)
+
+
+def _span(cell: Tag, name: str) -> int:
+    given = str(cell.get(name, "1")).strip()
+    return min(max(1, int(given)), _MAX_SPAN) if given.isascii() and given.isdigit() else 1

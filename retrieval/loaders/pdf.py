@@ -8,7 +8,7 @@ import pypdfium2
 from pypdfium2 import raw
 
 from retrieval.errors import CorruptDocumentError, EncryptedDocumentError, LoadError, NeedsOcrError
-from retrieval.loaders.document import LoadedDocument, TextBuilder
+from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
 from retrieval.loaders.encoding import clean
 
 # PDFium keeps global state: two threads inside it at once crash the process.
@@ -16,7 +16,6 @@ _PDFIUM = threading.Lock()
 # PDFium writes U+FFFE (or U+0002) for a hyphen that only breaks a word at a line's end.
 _SOFT_HYPHEN = re.compile(r"[\ufffe\x02\u00ad][ \t]*\n?[ \t]*")
 _NO_TEXT = "no text found on any page; needs OCR (the pages are pictures)"
-_ODD_TITLE = re.compile(r"\.(docx?|pdf|tex|dvi|indd|pptx?|xlsx?)$|^(untitled|microsoft word)\b|^\W*$", re.IGNORECASE)
 
 
 def load_pdf(data: bytes, fallback_title: str) -> LoadedDocument:
@@ -57,10 +56,8 @@ def _read(document: Any, fallback_title: str) -> LoadedDocument:
         builder.add(_page_text(document, number), "prose", headings[number], number + 1)
     if builder.is_empty:
         raise NeedsOcrError(_NO_TEXT)
-    title = clean(str(document.get_metadata_dict().get("Title") or "")).strip()
-    if _ODD_TITLE.search(title):
-        title = fallback_title
-    return builder.build(title, num_pages)
+    title = clean(str(document.get_metadata_dict().get("Title") or ""))
+    return builder.build(chosen_title(title) or fallback_title, num_pages)
 
 
 def _page_text(document: Any, number: int) -> str:

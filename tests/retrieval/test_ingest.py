@@ -78,7 +78,7 @@ def test_bad_files_are_reported_and_their_neighbours_go_in(knowledge_base: Knowl
         "e-secret.pdf": ("failed", "the PDF is encrypted and opens with a password only"),
         "f-broken.pdf": ("failed", "the PDF is damaged, or this is not a PDF"),
         "g-binary.txt": ("failed", "this does not look like text (a binary file renamed?)"),
-        "h-table.xlsx": ("failed", "files of type '.xlsx' are not supported; supported"),
+        "h-table.xlsx": ("failed", "the file is damaged, or is not an Excel workbook (.xlsx)"),
         "i-latin1.txt": ("added", None),
         "j-utf16.txt": ("added", None),
         "k-report.pdf": ("added", None),

@@ -150,7 +150,7 @@ def test_html_over_the_limit_names_the_limit(monkeypatch: pytest.MonkeyPatch) ->
         ("a.pdf", b"", EmptyDocumentError, "the file is empty"),
         ("a.md", b" \n\t\r\n ", EmptyDocumentError, "no text"),
         ("a.html", b"<html><body><script>x</script></body></html>", EmptyDocumentError, "no text"),
-        ("a.docx", b"PK", UnsupportedFormatError, "'.docx' are not supported; supported: .md"),
+        ("a.bin", b"PK", UnsupportedFormatError, "'.bin' are not supported; supported: .md"),
         ("README", b"text", UnsupportedFormatError, "without an extension"),
         ("a.txt", bytes(range(256)) * 20, CorruptDocumentError, "does not look like text"),
         ("a.md", b"\x89PNG\r\n\x1a\n" + bytes(100), CorruptDocumentError, "does not look like text"),

@@ -1,0 +1,167 @@
+"""DOCX: paragraphs and lists under their headings, tables with their header rows.
+
+Text is collected from the document's tree in its order, because python-docx's paragraphs leave out what stands in
+content controls, tracked insertions and text boxes. What is deleted by a tracked change is left out.
+"""
+
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import docx
+from docx.oxml.ns import qn
+from docx.table import Table
+
+from retrieval.loaders.archive import open_archive, reading
+from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
+from retrieval.loaders.encoding import clean
+from retrieval.loaders.tables import add_table, cell_text
+
+_HEADING_STYLE = re.compile(r"(?:heading|überschrift|titre|título|titolo|标题|見出し)\s*(\d)", re.IGNORECASE)
+_CONTAINERS = frozenset(
+    qn(name) for name in ("w:sdt", "w:sdtContent", "w:ins", "w:moveTo", "w:customXml", "w:smartTag", "w:body")
+)
+_PARAGRAPH, _TABLE, _TEXT = qn("w:p"), qn("w:tbl"), qn("w:t")
+_BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
+# The same drawing a second time for old readers, and text that a tracked change moved away.
+_SKIPPED = frozenset(
+    {"{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback", qn("w:del"), qn("w:moveFrom")}
+)
+
+
+def load_docx(data: bytes, fallback_title: str) -> LoadedDocument:
+    """Reads a Word document. Title: the document's property, its Title paragraph, first heading, or the file's name.
+
+    Raises LoadError.
+    """
+    kind = "a Word document (.docx)"
+    open_archive(data, kind)
+    with reading(kind):
+        document = docx.Document(io.BytesIO(data))
+        levels = _heading_levels(document)
+        reader = _Reader(document, levels)
+        for element in _blocks(document.element.body):
+            reader.feed(element)
+        reader.finish()
+        given = clean(document.core_properties.title or "")
+    return reader.builder.build(chosen_title(given, reader.title, reader.first_heading) or fallback_title)
+
+
+class _Reader:
+    """Takes paragraphs and tables in order. List items gather in `_items`, so that a list is one block."""
+
+    def __init__(self, document: Any, levels: dict[str, int]) -> None:
+        self.builder = TextBuilder()
+        self.title = ""
+        self.first_heading = ""
+        self._document = document
+        self._levels = levels
+        self._path: list[tuple[int, str]] = []
+        self._items: list[str] = []
+
+    def feed(self, element: Any) -> None:
+        if element.tag == _TABLE:
+            self._flush()
+            add_table(self.builder, _rows(Table(element, self._document)), self._headings)
+            return
+        text = clean(_text(element)).strip()
+        if not text:
+            return
+        level = self._level(element)
+        if level == 0:
+            self.title = self.title or cell_text(text)
+        elif level is not None:
+            self._flush()
+            while self._path and self._path[-1][0] >= level:
+                self._path.pop()
+            self._path.append((level, cell_text(text)))
+            self.first_heading = self.first_heading or cell_text(text)
+        elif _is_list_item(element):
+            self._items.append(f"- {text}")
+        else:
+            self._flush()
+            self.builder.add(text, "prose", self._headings)
+
+    def finish(self) -> None:
+        self._flush()
+        if self.builder.is_empty:
+            self.builder.add("\n".join(filter(None, [self.title, *(text for _, text in self._path)])))
+
+    @property
+    def _headings(self) -> tuple[str, ...]:
+        return tuple(text for _, text in self._path)
+
+    def _flush(self) -> None:
+        self.builder.add("\n".join(self._items), "prose", self._headings)
+        self._items = []
+
+    def _level(self, paragraph: Any) -> int | None:
+        """Heading level from 1, 0 for the document's title, None for text."""
+        properties = paragraph.pPr
+        if properties is None:
+            return None
+        outline = properties.find(qn("w:outlineLvl"))
+        if outline is not None and (value := outline.get(qn("w:val"), "")).isdigit() and int(value) < 9:
+            return int(value) + 1
+        return self._levels.get(paragraph.style or "")
+
+
+def _is_list_item(paragraph: Any) -> bool:
+    numbered = paragraph.pPr is not None and paragraph.pPr.numPr is not None
+    return numbered or (paragraph.style or "").startswith("List")
+
+
+def _heading_levels(document: Any) -> dict[str, int]:
+    """Heading level by style id, 0 for titles; styles that are based on a heading style are headings too."""
+    levels: dict[str, int] = {}
+    for style in document.styles:
+        base, seen = style, 0
+        while base is not None and seen < 20:
+            name = base.name or ""
+            outline = base.element.find(f"{qn('w:pPr')}/{qn('w:outlineLvl')}")
+            if name.lower() == "title":
+                levels[style.style_id] = 0
+                break
+            if match := _HEADING_STYLE.match(name):
+                levels[style.style_id] = int(match[1])
+                break
+            if outline is not None and outline.get(qn("w:val"), "9") in tuple("012345678"):
+                levels[style.style_id] = int(outline.get(qn("w:val"))) + 1
+                break
+            base, seen = getattr(base, "base_style", None), seen + 1
+    return levels
+
+
+def _blocks(element: Any) -> Iterator[Any]:
+    for child in element:
+        if child.tag in (_PARAGRAPH, _TABLE):
+            yield child
+        elif child.tag in _CONTAINERS:
+            yield from _blocks(child)
+
+
+def _text(element: Any) -> str:
+    return "".join(_pieces(element)).strip("\n")
+
+
+def _pieces(element: Any) -> Iterator[str]:
+    for child in element:
+        if child.tag == _TEXT:
+            yield child.text or ""
+        elif child.tag in _BREAKS:
+            yield _BREAKS[child.tag]
+        elif child.tag not in _SKIPPED:
+            yield from _pieces(child)
+            if child.tag == _PARAGRAPH:  # of a text box
+                yield "\n"
+
+
+def _rows(table: Table) -> list[list[str]]:
+    """The cells' texts. A merged cell stands in every place that it covers, so that no row lacks its label."""
+    rows = []
+    for row in table.rows:
+        cells = [cell_text(clean(" ".join(_text(block) for block in cell._tc.iter(_PARAGRAPH)))) for cell in row.cells]
+        merged_into_one = len({id(cell._tc) for cell in row.cells}) == 1
+        rows.append(cells[:1] if merged_into_one else cells)
+    return rows

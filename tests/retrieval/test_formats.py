@@ -1,0 +1,297 @@
+"""One real file of every format, with the page, slide, sheet, row or heading path at which a passage must stand."""
+
+import contextlib
+from collections.abc import Callable
+from email.message import EmailMessage
+
+import pytest
+
+from retrieval.chunking import chunk_document
+from retrieval.errors import (
+    CorruptDocumentError,
+    DocumentTooLargeError,
+    EncryptedDocumentError,
+    LoadError,
+    UnsupportedFormatError,
+)
+from retrieval.loaders import archive as archive_module
+from retrieval.loaders import load
+from tests.retrieval.office_files import (
+    archive,
+    book_file,
+    slides_file,
+    text_document_file,
+    with_member,
+    word_file,
+    workbook_file,
+)
+
+Found = list[tuple[str, tuple[str, ...], int | None]]
+
+
+def found(name: str, data: bytes) -> Found:
+    """Text, headings and page of every block."""
+    document = load(name, data)
+    return [(document.text[block.start : block.end], block.headings, block.page) for block in document.blocks]
+
+
+def test_docx_headings_lists_and_a_merged_cell_in_every_row_it_covers() -> None:
+    assert load("a.docx", word_file()).title == "Travel policy"
+    assert found("a.docx", word_file()) == [
+        (["Book economy.", "- window"][0], ("Flights",), None),
+        ("- window", ("Flights",), None),
+        (
+            "| Country | City | Rate |\n| --- | --- | --- |\n| France | Paris | 90 |\n| France | Lyon | 70 |",
+            ("Flights", "Per diem"),
+            None,
+        ),
+        ("Second class.", ("Trains",), None),
+    ]
+
+
+def test_docx_text_in_insertions_and_content_controls_is_read_and_deletions_are_not() -> None:
+    body = (
+        '<w:p><w:r><w:t>kept </w:t></w:r><w:ins w:id="1" w:author="a"><w:r><w:t>added</w:t></w:r></w:ins>'
+        '<w:del w:id="2" w:author="a"><w:r><w:delText>gone</w:delText></w:r></w:del></w:p>'
+        "<w:sdt><w:sdtContent><w:p><w:r><w:t>controlled</w:t></w:r></w:p></w:sdtContent></w:sdt>"
+    )
+    xml = (
+        '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>'
+        f"{body}</w:body></w:document>"
+    )
+    data = with_member(word_file(), "word/document.xml", xml)
+    assert [text for text, _, _ in found("a.docx", data)] == ["kept added", "controlled"]
+
+
+def test_pptx_a_slide_is_a_page() -> None:
+    document = load("a.pptx", slides_file())
+    assert (document.title, document.num_pages) == ("Quarterly review", 2)
+    assert found("a.pptx", slides_file()) == [
+        ("Numbers for everybody", ("Quarterly review",), 1),
+        ("Notes: Mention the new shop.", ("Revenue",), 2),
+        ("| Region | EUR |\n| --- | --- |\n| North | 412 |", ("Revenue",), 2),
+    ]
+
+
+def test_xlsx_a_row_carries_its_headers_and_knows_its_sheet_and_number() -> None:
+    assert found("plants.xlsx", workbook_file()) == [
+        (
+            "Plant Essen: 2025 Tons 1250.5; 2025 Share 25%; Opened 1999-05-01",
+            ("Plants", "Output by plant", "row 5"),
+            None,
+        ),
+        ("Plant Turin: 2025 Tons 980; 2025 Share 12.5%", ("Plants", "Output by plant", "row 6"), None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.csv", b"City,Inhabitants\nBern,134591\n\nThun,43476\n"),
+        ("a.csv", b"City;Inhabitants\nBern;134591\n\nThun;43476\n"),
+        ("a.csv", "City\tInhabitants\r\nBern\t134591\r\n\r\nThun\t43476".encode("utf-16")),
+        ("a.tsv", b"City\tInhabitants\nBern\t134591\n\nThun\t43476\n"),
+    ],
+)
+def test_csv_and_tsv_rows(name: str, data: bytes) -> None:
+    assert found(name, data) == [
+        ("City Bern: Inhabitants 134591", ("row 2",), None),
+        ("City Thun: Inhabitants 43476", ("row 4",), None),
+    ]
+
+
+def test_a_csv_of_nothing_but_texts_keeps_every_row_and_quoted_line_ends() -> None:
+    data = b'name,role,note\nAnn,engineer,"two\nlines"\n,,orphan\nBob,,\n'
+    assert [text for text, _, _ in found("a.csv", data)] == [
+        "name Ann: role engineer; note two lines",
+        "note orphan",
+        "name Bob",
+    ]
+
+
+def test_json_objects_are_sentences_under_their_path() -> None:
+    data = b'{"title": "Fleet", "owner": "Ann", "cars": [{"id": 1.10, "at": {"city": "Rome"}}, '
+    data += b'{"id": 2, "tags": ["a", "b"]}]}'
+    assert load("fleet.json", data).title == "Fleet"
+    assert found("fleet.json", data) == [
+        ("title Fleet: owner Ann", (), None),
+        ("id 1.10: at.city Rome", ("cars", "item 1"), None),
+        ("id 2: tags a, b", ("cars", "item 2"), None),
+    ]
+
+
+def test_jsonl_lines_keep_their_numbers() -> None:
+    assert found("log.jsonl", b'{"level": "info", "n": 1}\n\n{"level": "error", "n": 2}\n') == [
+        ("level info: n 1", ("line 1",), None),
+        ("level error: n 2", ("line 3",), None),
+    ]
+
+
+def test_xml_elements_are_sentences_under_their_path() -> None:
+    data = (
+        b'<?xml version="1.0" encoding="iso-8859-1"?><shop><item sku="7"><name>T\xe9</name><price unit="EUR">4</price>'
+        b"</item><about>Open <b>daily</b>.</about></shop>"
+    )
+    assert found("shop.xml", data) == [
+        ("sku 7: name Té; price 4; price unit EUR", ("shop", "item"), None),
+        ("Open daily.", ("shop", "about"), None),
+    ]
+
+
+def test_eml_head_text_and_names_of_attachments() -> None:
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = "ann@example.org", "bob@example.org", "Übergabe am Montag"
+    message.set_content("Der Schlüssel liegt unten.\n\nGruß")
+    message.add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="plan.pdf")
+    assert load("a.eml", message.as_bytes()).title == "Übergabe am Montag"
+    headings = ("Übergabe am Montag",)
+    assert found("a.eml", message.as_bytes()) == [
+        ("From: ann@example.org\nTo: bob@example.org", headings, None),
+        ("Der Schlüssel liegt unten.", headings, None),
+        ("Gruß", headings, None),
+        ("Attachment: plan.pdf", headings, None),
+    ]
+
+
+def test_rtf_paragraphs_and_table_rows() -> None:
+    data = (
+        rb"{\rtf1\ansi\ansicpg1252{\info{\title Rules}}\pard First caf\'e9.\par Second.\par"
+        rb"\trowd\cellx100\cellx200\pard\intbl Name\cell Room\cell\row"
+        rb"\trowd\cellx100\cellx200\pard\intbl Ann\cell 12\cell\row}"
+    )
+    assert load("a.rtf", data).title == "Rules"
+    assert [text for text, _, _ in found("a.rtf", data)] == [
+        "First café.",
+        "Second.",
+        "| Name | Room |\n| --- | --- |\n| Ann | 12 |",
+    ]
+
+
+def test_odt_headings_lists_and_tables() -> None:
+    assert found("a.odt", text_document_file()) == [
+        ("Keep it dry.", ("Storage",), None),
+        ("- boxes\n- shelves", ("Storage",), None),
+        ("| Good | Shelf |\n| --- | --- |\n| Salt | B4 |", ("Storage",), None),
+    ]
+
+
+def test_epub_chapters_come_in_reading_order() -> None:
+    assert load("a.epub", book_file()).title == "The Lighthouse"
+    assert found("a.epub", book_file()) == [
+        ("The lamp was lit.", ("One",), None),
+        ("Waves rose.", ("Two", "Storm"), None),
+    ]
+    with pytest.raises(EncryptedDocumentError, match="copy-protected"):
+        load("a.epub", book_file(encryption="OEBPS/a.xhtml"))
+    assert load("a.epub", book_file(encryption="OEBPS/font.otf")).title == "The Lighthouse"
+
+
+def test_code_stands_under_its_declarations() -> None:
+    source = (
+        b"import os\n\n# Counts.\nclass Counter:\n    def add(self):\n        return 1\n\nasync def main():\n    pass\n"
+    )
+    assert load("count.py", source).title == "count.py"
+    assert found("count.py", source) == [
+        ("import os", (), None),
+        ("# Counts.\nclass Counter:", ("class Counter",), None),
+        ("    def add(self):\n        return 1", ("class Counter", "def add"), None),
+        ("async def main():\n    pass", ("def main",), None),
+    ]
+    go = b"package main\n\nfunc (s *Server) Run(port int) error {\n\treturn nil\n}\n"
+    assert [headings for _, headings, _ in found("a.go", go)] == [(), ("func Run",)]
+
+
+def test_html_cells_that_span_stand_in_every_place_they_cover() -> None:
+    page = (
+        b"<table><tr><th>Zone</th><th colspan=2>Price</th></tr><tr><td rowspan=2>A</td><td>1</td><td>2</td></tr>"
+        b"<tr><td>3</td><td>4</td></tr></table>"
+    )
+    assert found("a.html", page)[0][0].split("\n") == [
+        "| Zone | Price | Price |",
+        "| --- | --- | --- |",
+        "| A | 1 | 2 |",
+        "| A | 3 | 4 |",
+    ]
+
+
+def test_a_record_too_long_for_a_chunk_repeats_its_label() -> None:
+    header = ",".join(["id", *(f"column{number}" for number in range(60))])
+    row = ",".join(["K-9", *(f"value number {number}" for number in range(60))])
+    chunks = chunk_document(load("wide.csv", f"{header}\n{row}\n".encode()), len, 400)
+    assert len(chunks) > 3
+    assert all(chunk.text.startswith("id K-9: column") and len(chunk.text) <= 400 for chunk in chunks)
+    fields = [field.rstrip(";") for chunk in chunks for field in chunk.text.removeprefix("id K-9: ").split("; ")]
+    assert fields == [f"column{number} value number {number}" for number in range(60)]
+
+
+ENTITIES = (
+    '<!DOCTYPE x [<!ENTITY a "ha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body><w:p><w:r><w:t>&b;'
+    "</w:t></w:r></w:p></w:body></w:document>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "kind", "reason"),
+    [
+        ("a.doc", b"\xd0\xcf\x11\xe0", UnsupportedFormatError, ".doc files are not supported: save it as .docx"),
+        ("a.xls", b"\xd0\xcf\x11\xe0", UnsupportedFormatError, ".xls files are not supported: save it as .xlsx"),
+        ("a.ppt", b"\xd0\xcf\x11\xe0", UnsupportedFormatError, ".ppt files are not supported: save it as .pptx"),
+        ("a.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(99), UnsupportedFormatError, "old binary format"),
+        (
+            "a.docx",
+            b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + "EncryptedPackage".encode("utf-16-le"),
+            EncryptedDocumentError,
+            "opens with a password only",
+        ),
+        ("a.docx", b"plain text", CorruptDocumentError, "damaged, or is not a Word document"),
+        ("a.docx", word_file()[:3000], CorruptDocumentError, "damaged, or is not a Word document"),
+        ("a.docx", slides_file(), CorruptDocumentError, "damaged, or is not a Word document"),
+        ("a.pptx", workbook_file(), CorruptDocumentError, "damaged, or is not a PowerPoint presentation"),
+        ("a.xlsx", archive({"a.txt": "x"}), CorruptDocumentError, "damaged, or is not an Excel workbook"),
+        ("a.epub", archive({"a.txt": "x"}), CorruptDocumentError, "damaged, or is not an e-book"),
+        ("a.odt", archive({"a.txt": "x"}), CorruptDocumentError, "damaged, or is not an OpenDocument text"),
+        ("a.rtf", b"no rich text", CorruptDocumentError, "not rich text"),
+        ("a.json", b'{"a": }', CorruptDocumentError, "is not JSON: .* line 1, column 7"),
+        ("a.jsonl", b'{"a": 1}\n{"b"\n', CorruptDocumentError, "line 2 is not JSON"),
+        ("a.json", b"[" * 100_000, CorruptDocumentError, "nested too deeply"),
+        ("a.xml", b"<a><b></a>", CorruptDocumentError, "not well-formed XML"),
+        ("a.xml", ENTITIES.encode(), CorruptDocumentError, "declares XML entities"),
+        ("a.xml", ENTITIES.encode("utf-16"), CorruptDocumentError, "declares XML entities"),
+        ("a.docx", with_member(word_file(), "word/document.xml", ENTITIES), CorruptDocumentError, "XML entities"),
+        ("a.csv", b"\x89PNG\r\n\x1a\n" + bytes(100), CorruptDocumentError, "does not look like text"),
+        ("a.json", b"\x7fELF" + bytes(range(256)) * 9, CorruptDocumentError, "does not look like text"),
+        ("a.eml", b"\x7fELF" + bytes(range(256)) * 9, CorruptDocumentError, "does not look like text"),
+        ("a.zip", b"PK", UnsupportedFormatError, "files of type '.zip' are not supported; supported: .md"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_says_why(name: str, data: bytes, kind: type[LoadError], reason: str) -> None:
+    with pytest.raises(kind, match=reason):
+        load(name, data)
+
+
+def test_an_archive_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MAX_EXPANDED_BYTES", 1024 * 1024)
+    for make, name in ((word_file, "a.docx"), (workbook_file, "a.xlsx"), (text_document_file, "a.odt")):
+        bomb = with_member(make(), "media/picture.bin", bytes(2 * 1024 * 1024))
+        with pytest.raises(DocumentTooLargeError, match=r"unpacked it would be [23] MB in \d+ parts; up to 1 MB"):
+            load(name, bomb)
+
+
+def test_a_part_too_large_to_be_read_as_a_tree_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_module, "MAX_TREE_BYTES", 1024 * 1024)
+    spaces = b" " * (2 * 1024 * 1024)
+    with pytest.raises(DocumentTooLargeError, match=r"its part 'word/document.xml' would be 2 MB unpacked; up to 1 MB"):
+        load("a.docx", with_member(word_file(), "word/document.xml", spaces))
+    with pytest.raises(DocumentTooLargeError, match=r"its part 'xl/sharedStrings.xml'"):
+        load("a.xlsx", with_member(workbook_file(), "xl/sharedStrings.xml", spaces))
+
+
+@pytest.mark.parametrize("make", [word_file, slides_file, workbook_file, text_document_file, book_file])
+def test_a_damaged_archive_gives_its_text_or_a_reason(make: Callable[[], bytes]) -> None:
+    name = {word_file: "a.docx", slides_file: "a.pptx", workbook_file: "a.xlsx", text_document_file: "a.odt"}
+    data = make()
+    for position in range(60, len(data), len(data) // 12):
+        damaged = data[:position] + bytes(24) + data[position + 24 :]
+        with contextlib.suppress(LoadError):
+            load(name.get(make, "a.epub"), damaged)
