@@ -6,7 +6,8 @@ cut into terms again. On disk: .npy and JSON, never pickle.
 
 import json
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import bm25s
@@ -85,6 +86,20 @@ class KeywordIndex:
             return np.zeros(len(self._rows), dtype=np.float32)
         scores: npt.NDArray[np.float32] = self._scorer.get_scores_from_ids(known)
         return scores
+
+    def term_weights(self, wanted: Collection[str]) -> dict[str, float]:
+        """Inverse document frequencies, ln(1 + (N - n + 0.5) / (n + 0.5)) as in Lucene; n is 0 for a new term."""
+        total = len(self._rows)
+        frequencies = (
+            np.diff(self._scorer.scores["indptr"]) if self._scorer is not None else np.zeros(0, dtype=np.int64)
+        )
+
+        def weight(term: str) -> float:
+            row = self._vocabulary.get(term, -1)
+            frequency = int(frequencies[row]) if 0 <= row < len(frequencies) else 0
+            return math.log1p((total - frequency + 0.5) / (frequency + 0.5))
+
+        return {term: weight(term) for term in wanted}
 
     def save(self, folder: Path) -> None:
         """Writes the index into an existing folder."""

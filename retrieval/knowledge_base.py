@@ -6,7 +6,7 @@ of them could.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -172,6 +172,10 @@ class KnowledgeBase:
             self.snapshots.refresh()
         found = [(chunks[chunk_id], score) for chunk_id, score in scores.items() if chunk_id in chunks]
         return [_passage(chunk, score) for chunk, score in _distinct(found, k)]
+
+    def term_weights(self, terms: Collection[str]) -> dict[str, float]:
+        """How telling each term is: its inverse document frequency over all chunks, the highest for one in none."""
+        return self.snapshots.latest.keywords.term_weights(terms)
 
     def documents(self, collection: str | None = None, user: str = "local") -> list[DocumentInfo]:
         """The documents that `user` may search, of one collection or of all."""

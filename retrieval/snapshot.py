@@ -79,6 +79,11 @@ class SnapshotKeeper:
         self._snapshot = self._load()
         self.refresh()
 
+    @property
+    def latest(self) -> Snapshot:
+        """The snapshot at hand, without a look at whether the catalog has moved on."""
+        return self._snapshot
+
     def current(self, reader: CatalogReader) -> Snapshot:
         """The snapshot to search. Where the catalog has moved on, a new one is built, if that is due.
 

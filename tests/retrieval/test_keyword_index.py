@@ -101,3 +101,14 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.array([1, 2, 3]))
     with pytest.raises(ValueError, match="terms"):
         KeywordIndex.load(tmp_path)
+
+
+def test_a_term_weighs_more_the_fewer_chunks_hold_it():
+    index = KeywordIndex.build(["red apple", "red pear", "red red plum"])
+    weights = index.term_weights({"red", "plum", "unheard"})
+    assert weights == {
+        "red": pytest.approx(math.log(1 + 0.5 / 3.5)),
+        "plum": pytest.approx(math.log(1 + 2.5 / 1.5)),
+        "unheard": pytest.approx(math.log(1 + 3.5 / 0.5)),
+    }
+    assert KeywordIndex.build([]).term_weights({"red"}) == {"red": pytest.approx(math.log(2))}

@@ -1,0 +1,242 @@
+"""Which sentences of the passages answer a question, whether any does, and what of them to quote. No model is asked.
+
+A sentence's score is the sum of
+
+    coverage   share of the question's words that it holds, each word weighing its inverse document frequency
+    cosine     of the embeddings of question and sentence
+    0.3 x      coverage of the words it lacks by the sentence before, title and headings (what "he" and "it" stand for)
+    0.2        where it holds what the question asks for: a number, a time, a name that is not in the question
+    0.1 x      the score of its passage
+
+Coverage and cosine are both shares between 0 and 1, so they need no scaling to one another, and neither depends on how
+long the question is or how rare its words are. The other weights are round and small: they decide between near ties.
+"""
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from retrieval.embeddings import Vectors
+from retrieval.question_kind import QuestionKind, candidates, question_kind
+from retrieval.records import Passage
+from retrieval.sentences import split_sentences
+from retrieval.words import terms
+
+TermWeights = Callable[[Collection[str]], Mapping[str, float]]
+"""Terms -> inverse document frequencies in the whole store; a term that no document holds has the highest there is."""
+Embed = Callable[[Sequence[str]], Vectors]
+"""Texts -> unit vectors [n, dimension]."""
+
+CONTEXT_WEIGHT = 0.3
+KIND_WEIGHT = 0.2
+PASSAGE_WEIGHT = 0.1
+
+# Least strength that counts as an answer, chosen as the middle between questions with and without one: see
+# `python -m benchmarks.answers`, which prints both rates on each set.
+ANSWERABLE = 0.85
+
+# Embedding is what costs time here: only so many sentences are, those that share the most words with the question.
+MAX_EMBEDDED = 40
+# A second sentence is quoted where it is nearly as good as the first; a difference of 0.1 is that of noise.
+NEAR_TIE = 0.1
+# Sentences up to this length are quoted whole. Longer ones lose the clauses at their ends that the question does not
+# touch, but for one beside those that it does: there the answer may stand.
+WHOLE_WORDS = 30
+# An introduction ("You need:") is quoted with what it introduces, up to this many words.
+LIST_WORDS = 45
+
+_CLAUSE = re.compile(r"(?<=[,;:—])\s+|\s+(?=\()|(?<=\))\s+|\s+[–-]\s+")
+_ITEM = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z][.)])\s")
+_NO_SENTENCE = re.compile(r"\s*(?:#{1,6}\s|\|?\s*:?-{2,}|```|~~~|!\[)")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A sentence of passage number `passage` (from 0), its place among that passage's sentences, and its scores."""
+
+    passage: int
+    index: int
+    text: str
+    score: float
+    coverage: float
+    cosine: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The sentences for a question, best first.
+
+    `strength` says whether they hold the answer: the highest sum of coverage (in context) and cosine, from 0 to 2.
+    """
+
+    question: str
+    kind: QuestionKind
+    ranked: tuple[Evidence, ...]
+    strength: float
+
+    @property
+    def is_answerable(self) -> bool:
+        """Whether the passages are about what is asked."""
+        return self.strength >= ANSWERABLE
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What to quote of passage number `passage`: a piece of its text, `…` standing for what was left out."""
+
+    passage: int
+    text: str
+
+
+def rank_sentences(
+    questions: Sequence[str], passages: Sequence[Passage], weights: TermWeights, embed: Embed
+) -> Ranking:
+    """Ranks the sentences of `passages` for a question.
+
+    `questions` holds the question as it was asked, first, and other forms of it (with what went before); scores are
+    averaged over the forms. Raises ValueError where it is empty.
+    """
+    if not questions:
+        raise ValueError("no question: give at least one form of it")
+    kind = question_kind(questions[0])
+    found = [candidate for number, passage in enumerate(passages) for candidate in _candidates_in(number, passage)]
+    if not found:
+        return Ranking(questions[0], kind, (), 0.0)
+    forms = [_Form.of(question, weights) for question in dict.fromkeys(questions)]
+    texts = [candidate.text for candidate in found]
+    words = [frozenset(terms(text)) for text in texts]
+    coverage = np.array([[form.coverage(own) for own in words] for form in forms])
+    in_context = np.array(
+        [[form.coverage(own | near.context) for own, near in zip(words, found, strict=True)] for form in forms]
+    )
+    cosine = _cosines([form.text for form in forms], texts, in_context.mean(axis=0), embed)
+    fits = np.array([bool(candidates(kind, text, questions[0])) for text in texts], dtype=np.float64)
+    passage_scores = np.array([passages[candidate.passage].score for candidate in found])
+    scores = (coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage)).mean(axis=0)
+    scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores
+    ranked = tuple(
+        Evidence(
+            found[row].passage,
+            found[row].index,
+            texts[row],
+            score=float(scores[row]),
+            coverage=float(coverage[:, row].max()),
+            cosine=float(cosine[:, row].max()),
+        )
+        for row in np.argsort(-scores, kind="stable")
+    )
+    return Ranking(questions[0], kind, ranked, float((in_context + cosine).max()))
+
+
+def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list[Quote]:
+    """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long."""
+    chosen = [evidence for evidence in ranking.ranked[:most] if evidence.score >= ranking.ranked[0].score - NEAR_TIE]
+    asked = frozenset(terms(ranking.question))
+    found: list[Quote] = []
+    for evidence in chosen:
+        text = _with_list(evidence, passages[evidence.passage])
+        quote = Quote(evidence.passage, trimmed(text, asked, ranking.kind, ranking.question))
+        if all(quote.text not in earlier.text and earlier.text not in quote.text for earlier in found):
+            found.append(quote)
+    return found
+
+
+def trimmed(sentence: str, asked: AbstractSet[str], kind: QuestionKind = QuestionKind.OTHER, question: str = "") -> str:
+    """A long sentence without the clauses at its ends that have nothing to do with the question.
+
+    `asked` holds the question's terms. One clause beside those that hold any stays, and so does the next one with what
+    the question asks for. "…" marks what was left out.
+    """
+    if len(sentence.split()) <= WHOLE_WORDS:
+        return sentence
+    clauses = _clauses(sentence)
+    touched = [
+        number for number, (start, end) in enumerate(clauses) if not asked.isdisjoint(terms(sentence[start:end]))
+    ]
+    if not touched:
+        return sentence
+    first, last = max(0, touched[0] - 1), min(len(clauses) - 1, touched[-1] + 1)
+    start, end = clauses[first][0], clauses[last][1]
+    if kind is not QuestionKind.OTHER and not candidates(kind, sentence[start:end], question):
+        return sentence
+    return ("… " if start > 0 else "") + sentence[start:end].rstrip(" ,;:—–-") + (" …" if end < len(sentence) else "")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A sentence, and the terms of what stands before it: the sentence before, title and headings."""
+
+    passage: int
+    index: int
+    text: str
+    context: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One form of the question with the weights of its terms."""
+
+    text: str
+    weights: Mapping[str, float]
+    total: float
+
+    @classmethod
+    def of(cls, text: str, weigh: TermWeights) -> "_Form":
+        weights = weigh(frozenset(terms(text)))
+        return cls(text, weights, math.fsum(weights.values()))
+
+    def coverage(self, present: Collection[str]) -> float:
+        """The share of the question's weight that `present` holds; 0 for a question without a single term."""
+        held = math.fsum(weight for term, weight in self.weights.items() if term in present)
+        return held / self.total if self.total > 0 else 0.0
+
+
+def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
+    place = frozenset(terms(f"{passage.title} {passage.heading or ''}"))
+    before: frozenset[str] = frozenset()
+    for index, sentence in enumerate(split_sentences(passage.text)):
+        own = frozenset(terms(sentence.text))
+        if own and not _NO_SENTENCE.match(sentence.text):
+            yield _Candidate(number, index, sentence.text, place | before)
+        before = own
+
+
+def _cosines(questions: Sequence[str], texts: Sequence[str], promise: Vectors, embed: Embed) -> Vectors:
+    """Cosines [questions, texts], 0 for texts beyond the MAX_EMBEDDED that promise most, and never below 0."""
+    rows = np.sort(np.argsort(-promise, kind="stable")[:MAX_EMBEDDED])
+    vectors = embed([*questions, *(texts[row] for row in rows)])
+    cosines = np.zeros((len(questions), len(texts)), dtype=np.float32)
+    cosines[:, rows] = np.maximum(vectors[: len(questions)] @ vectors[len(questions) :].T, 0)
+    return cosines
+
+
+def _with_list(evidence: Evidence, passage: Passage) -> str:
+    """The sentence, and after an introduction that ends in a colon as much of what it introduces as is short."""
+    if not evidence.text.rstrip("*_ ").endswith(":"):
+        return evidence.text
+    sentences = split_sentences(passage.text)
+    last = evidence.index
+    words = len(evidence.text.split())
+    for sentence in sentences[evidence.index + 1 :]:
+        words += len(sentence.text.split())
+        is_item = bool(_ITEM.match(sentence.text))
+        if words > LIST_WORDS or (last > evidence.index and not is_item):
+            break
+        last += 1
+        if not is_item:
+            break
+    return passage.text[sentences[evidence.index].start : sentences[last].end]
+
+
+def _clauses(sentence: str) -> list[tuple[int, int]]:
+    """Ranges of the clauses, by commas and their like."""
+    edges = [0]
+    ends = []
+    for match in _CLAUSE.finditer(sentence):
+        ends.append(match.start())
+        edges.append(match.end())
+    return list(zip(edges, [*ends, len(sentence)], strict=True))

@@ -1,0 +1,189 @@
+"""Whether a sentence that a model wrote is supported by passages, by which sentence of which, and if not, why not.
+
+The checks, in the order in which their reasons are given:
+
+    numbers    every number of the claim stands in the supporting sentence or the one before
+    names      every name of the claim stands there, in the title or in the headings
+    order      numbers and names come in the source's order, none of its own left out between them; so that "A beat B"
+               is not taken for "B beat A", nor one row's figure for another's
+    negation   the claim denies where the source does, and only there
+    wording    the claim's words, weighed by inverse document frequency, stand there
+    meaning    the cosine of the embeddings of claim and supporting sentence
+
+It is one-sided on purpose: a true sentence in other words may fail it; one that says something else should not pass.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from retrieval.evidence import Embed, TermWeights
+from retrieval.facts import NUMBER_WORDS, Fact, facts, name_keys, negations, number_keys
+from retrieval.records import Passage
+from retrieval.sentences import split_sentences
+from retrieval.words import terms
+
+Reason = Literal["numbers", "names", "order", "negation", "wording", "meaning", "nothing to check"]
+
+CONTRADICTIONS: tuple[Reason, ...] = ("order", "negation")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How much of a claim's wording must stand in its source, and how near their meanings must be (0 to 1)."""
+
+    wording: float
+    meaning: float
+
+
+# For a model that is not to be trusted its words must be the source's; a good one may word things its own way.
+STRICT = Bar(wording=0.85, meaning=0.5)
+LENIENT = Bar(wording=0.55, meaning=0.5)
+
+
+@dataclass(frozen=True)
+class Support:
+    """What was found for a claim.
+
+    `passage` (from 0) and `quote` are the sentence that comes nearest to it, None where there is none at all; `reason`
+    says which check failed there, and is None where the claim is supported.
+    """
+
+    supported: bool
+    passage: int | None
+    quote: str | None
+    reason: Reason | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class _Source:
+    passage: int
+    text: str
+    around: str  # sentence before and this one
+    place: str  # title and headings
+    own: frozenset[str]  # its own terms
+    words: frozenset[str]  # those of `around` and `place`
+
+
+class GroundingChecker:
+    """Checks claims against the same passages. Embeds the sentences that could support a claim, at most `tries`."""
+
+    def __init__(
+        self, passages: Sequence[Passage], weights: TermWeights, embed: Embed, bar: Bar = STRICT, tries: int = 3
+    ) -> None:
+        self._sources = [source for number, passage in enumerate(passages) for source in _sources(number, passage)]
+        self._weights = weights
+        self._embed = embed
+        self._bar = bar
+        self._tries = tries
+
+    def check(self, claim: str) -> Support:
+        """Whether `claim`, one sentence, is supported."""
+        wanted = self._weights(frozenset(terms(claim)) - NUMBER_WORDS)  # numbers have a check of their own
+        total = math.fsum(wanted.values())
+        if total <= 0 or not self._sources:
+            return Support(False, None, None, "nothing to check")
+
+        def share(words: frozenset[str]) -> float:
+            return math.fsum(weight for term, weight in wanted.items() if term in words) / total
+
+        nearest = sorted(self._sources, key=lambda source: (-share(source.own), -share(source.words)))[: self._tries]
+        failures: list[Support] = []
+        for source in nearest:
+            reason, detail = self._failure(claim, source, share(source.words))
+            if reason is None:
+                return Support(True, source.passage, source.text, None)
+            failures.append(Support(False, source.passage, source.text, reason, detail))
+            if reason in CONTRADICTIONS and share(source.own) >= self._bar.wording:
+                return failures[-1]  # the source says otherwise; that another sentence does not is no excuse
+        return failures[0]
+
+    def _failure(self, claim: str, source: _Source, wording: float) -> tuple[Reason | None, str]:
+        claimed = facts(claim)
+        known_numbers = number_keys(source.around)
+        for fact in claimed:
+            if fact.kind == "number" and fact.key not in known_numbers:
+                return "numbers", claim[fact.start : fact.end]
+        known_names = name_keys(f"{source.around} {source.place}")
+        for fact in claimed:
+            if fact.kind == "name" and not _is_known(fact, known_names):
+                return "names", claim[fact.start : fact.end]
+        if out_of_place := _out_of_order(facts(claim, openers=True), facts(source.around, openers=True)):
+            return "order", claim[out_of_place.start : out_of_place.end]
+        if _denies_differently(claim, source.text):
+            return "negation", ""
+        if wording < self._bar.wording:
+            return "wording", f"{wording:.2f}"
+        vectors = self._embed([claim, source.text])
+        meaning = float(vectors[0] @ vectors[1])
+        return ("meaning", f"{meaning:.2f}") if meaning < self._bar.meaning else (None, "")
+
+
+def _sources(number: int, passage: Passage) -> list[_Source]:
+    place = f"{passage.title} {passage.heading or ''}".strip()
+    found, before = [], ""
+    for sentence in split_sentences(passage.text):
+        around = f"{before} {sentence.text}".strip()
+        found.append(
+            _Source(
+                number,
+                sentence.text,
+                around,
+                place,
+                frozenset(terms(sentence.text)),
+                frozenset(terms(f"{around} {place}")),
+            )
+        )
+        before = sentence.text
+    return found
+
+
+def _is_known(name: Fact, known: set[str]) -> bool:
+    """Whether a name stands among `known`, whole or in all the parts that a hyphen joins."""
+    return name.key in known or all(part in known for part in name.key.split("-"))
+
+
+def _out_of_order(claimed: Sequence[Fact], stated: Sequence[Fact]) -> Fact | None:
+    """The first fact of the claim that stands before its predecessor in the source, or beyond another of its kind.
+
+    Facts that the source sentence does not hold (its neighbours do) have no order, nor do those that it holds twice.
+    """
+    places: dict[str, list[int]] = {}
+    for place, fact in enumerate(stated):
+        places.setdefault(fact.key, []).append(place)
+    claimed_keys = {fact.key for fact in claimed}
+    previous: int | None = None
+    for fact in claimed:
+        standing = places.get(fact.key, [])
+        if len(standing) != 1:
+            previous = None
+            continue
+        place = standing[0]
+        if previous is not None:
+            if place < previous:
+                return fact
+            skipped = [other for other in stated[previous + 1 : place] if other.key not in claimed_keys]
+            if any(other.kind == fact.kind for other in skipped):
+                return fact
+        previous = place
+    return None
+
+
+def _denies_differently(claim: str, source: str) -> bool:
+    """Whether claim and source disagree on a denial, within the part of the source that the claim speaks of."""
+    spoken = frozenset(terms(claim))
+    # From the first to the last word that the claim shares; what stands outside is another matter.
+    shared = [start for start, end in _word_ranges(source) if not spoken.isdisjoint(terms(source[start:end]))]
+    denials = [place for place in negations(source) if shared and shared[0] <= place <= shared[-1]]
+    return len(denials) != len(negations(claim))
+
+
+def _word_ranges(text: str) -> list[tuple[int, int]]:
+    ranges, start = [], 0
+    for word in text.split():
+        start = text.index(word, start)
+        ranges.append((start, start + len(word)))
+        start += len(word)
+    return ranges

@@ -1,0 +1,67 @@
+"""What a question asks for (a number, a time, a name, a reason), told by its question words, and where a text has such.
+
+A short table for common languages: where no word is known, the kind is OTHER, and nothing is expected of the answer.
+"""
+
+import re
+from enum import StrEnum
+
+from retrieval.facts import Fact, names, numbers, times
+from retrieval.words import fold
+
+
+class QuestionKind(StrEnum):
+    NUMBER = "number"
+    TIME = "time"
+    NAME = "name"
+    OTHER = "other"
+
+
+_WORDS: tuple[tuple[QuestionKind, tuple[str, ...]], ...] = (
+    (
+        QuestionKind.NUMBER,
+        (
+            r"\bhow (?:many|much|few|old|far|long|often|big|large|tall|high|fast|deep|wide|heavy)\b",
+            r"\bhow \w+ (?:many|much)\b",
+            r"\b(?:what|which) (?:\w+ )?(?:percent|percentage|number|amount|fraction|share|proportion|price|cost)\b",
+            r"\bwie ?viele?\b|\bwie (?:lange|oft|hoch|gross)\b|\bcuant[oa]s?\b|\bcombien\b|\bquant[oiae]s?\b",
+            r"\bhoeveel\b|\bсколько\b|多少|几个|幾個|几年|いくつ|いくら|何人|何個|얼마|몇|\bكم\b|\bbao nhieu\b|कितन",
+        ),
+    ),
+    (
+        QuestionKind.TIME,
+        (
+            r"\bwhen\b|\bhow (?:early|late|recently|soon)\b",
+            r"\b(?:what|which) (?:year|date|day|month|decade|century|time|era|period)\b",
+            r"\bwann\b|\bcuando\b|\bquand\b|\bquando\b|\bwanneer\b|\bкогда\b",
+            r"什么时候|何时|哪一年|哪年|いつ|何年|언제|\bمتى\b|\bkhi nao\b|कब",
+        ),
+    ),
+    (
+        QuestionKind.NAME,
+        (
+            r"\bwho\b|\bwhom\b|\bwhose\b|\bwhere\b",
+            r"\b(?:what|which) (?:\w+ )?(?:city|country|state|place|town|region|county|continent|island|nation)\b",
+            r"\b(?:what|which) (?:\w+ )?(?:location|person|man|woman|company|team|name)\b",
+            r"\bwer\b|\bwen\b|\bwo\b|\bquien(?:es)?\b|\bdonde\b|\bqui\b|\bou\b|\bchi\b|\bdove\b|\bquem\b|\bonde\b|\bwie\b",
+            r"\bwaar\b|\bкто\b|\bгде\b|谁|誰|哪里|哪裡|だれ|どこ|누구|어디|\bمن هو\b|\bأين\b|कौन|कहाँ",
+        ),
+    ),
+)
+# Looked for in the folded question in this order: "how many years" asks for a number, "what year" for a time.
+_PATTERNS = tuple((kind, re.compile("|".join(patterns))) for kind, patterns in _WORDS)
+
+
+def question_kind(question: str) -> QuestionKind:
+    """What kind of answer `question` asks for."""
+    folded = fold(question)
+    return next((kind for kind, pattern in _PATTERNS if pattern.search(folded)), QuestionKind.OTHER)
+
+
+def candidates(kind: QuestionKind, text: str, question: str = "") -> list[Fact]:
+    """Places in `text` that could answer a question of that kind; what the question itself holds is no answer to it."""
+    if kind is QuestionKind.OTHER:
+        return []
+    find = {QuestionKind.NUMBER: numbers, QuestionKind.TIME: times, QuestionKind.NAME: names}[kind]
+    known = {fact.key for fact in find(question)} | ({fold(word) for word in question.split()} if question else set())
+    return [fact for fact in find(text) if fact.key not in known]

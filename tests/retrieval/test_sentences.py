@@ -1,0 +1,38 @@
+"""Sentences of any language, as they stand in the text."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval.sentences import split_sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("Dr. J. K. Smith left the U.S. The dog stayed.", ["Dr. J. K. Smith left the U.S.", "The dog stayed."]),
+        ("It grew by 3.5 at 5 p.m. on Monday.", ["It grew by 3.5 at 5 p.m. on Monday."]),
+        ('He said "Stop." Then he left.', ['He said "Stop."', "Then he left."]),
+        ('"Stop!" he said. She went.', ['"Stop!" he said.', "She went."]),
+        ("世界。“好吗？”是的！", ["世界。", "“好吗？”", "是的！"]),
+        ("यह है। वह है।", ["यह है।", "वह है।"]),
+        ("هل هذا؟ نعم.", ["هل هذا؟", "نعم."]),
+        ("A paragraph that somebody has wrapped by hand at\nsixty characters. Next.",
+         ["A paragraph that somebody has wrapped by hand at\nsixty characters.", "Next."]),
+        ("# Title\nText.\n- one\n- two\n| a | b |\n| 1 | 2 |",
+         ["# Title", "Text.", "- one", "- two", "| a | b |", "| 1 | 2 |"]),
+        ("Name: Bob\nAge: 3", ["Name: Bob", "Age: 3"]),
+        ("No end\n\nhere", ["No end", "here"]),
+        (" \n\t", []),
+    ],
+)  # fmt: skip
+def test_sentences_end_where_a_reader_would_end_them(text, expected):
+    assert [sentence.text for sentence in split_sentences(text)] == expected
+
+
+@given(st.text(alphabet='aA1 .!?。\n#|-"”।', max_size=60))
+def test_offsets_are_right_and_nothing_but_white_space_is_lost(text):
+    sentences = split_sentences(text)
+    assert all(text[sentence.start : sentence.end] == sentence.text for sentence in sentences)
+    assert "".join("".join(sentence.text.split()) for sentence in sentences) == "".join(text.split())
