@@ -192,13 +192,13 @@ def _ingest(settings: Settings, paths: list[Path], collection: str) -> "list[Ing
     ) as progress:
         task = progress.add_task("loading the embedding model", total=None)
         model = models.resolve(settings.embedding_model, settings)
-        from retrieval import Embedder, KnowledgeBase
+        from retrieval import Embedder, IndexOptions, KnowledgeBase
         from retrieval.errors import RetrievalError
         from retrieval.ingest import find_files
 
         try:
             embedder = Embedder(model, device=settings.device, batch_size=settings.embedding_batch_size)
-            knowledge = KnowledgeBase.open(settings.knowledge_dir, embedder)
+            knowledge = KnowledgeBase.open(settings.knowledge_dir, embedder, index=IndexOptions(settings.vector_format))
             progress.update(task, description="taking in", total=sum(1 for _ in find_files(paths)))
 
             def advance(result: "IngestResult") -> None:
@@ -310,11 +310,20 @@ def status(
         "Data": f"{settings.data_dir}" + ("" if settings.data_dir.is_dir() else "  (not made yet)"),
         "Chat model": settings.model + _fetched(settings.model, fetched),
         "Embeddings": settings.embedding_model + _fetched(settings.embedding_model, fetched),
+        "Index": _saved_index(settings),
         "Settings": str(file.absolute()) if file else "no ragstone.toml here",
     }
     for name, value in rows.items():
         print(f"{name:<11} {value}")
     raise typer.Exit(0 if state == process.READY else 1)
+
+
+def _saved_index(settings: Settings) -> str:
+    if not settings.knowledge_dir.is_dir():
+        return "none yet"
+    from retrieval.snapshot import saved_index  # seconds of imports
+
+    return saved_index(settings.knowledge_dir) or "none yet"
 
 
 def _fetched(name: str, fetched: set[str]) -> str:

@@ -157,7 +157,7 @@ class Services:
         )
 
     def _load_knowledge_base(self) -> None:
-        from retrieval import Embedder, KnowledgeBase
+        from retrieval import Embedder, IndexOptions, KnowledgeBase
 
         settings = self.settings
         self._step(f"loading the embedding model {settings.embedding_model}")
@@ -166,7 +166,9 @@ class Services:
             device=settings.device,
             batch_size=settings.embedding_batch_size,
         )
-        self._knowledge_base = KnowledgeBase.open(settings.knowledge_dir, embedder)
+        self._knowledge_base = KnowledgeBase.open(
+            settings.knowledge_dir, embedder, index=IndexOptions(settings.vector_format)
+        )
         if settings.sample_kb and HANDBOOK.is_dir() and not self._closing.is_set():
             self._ingest_handbook(self._knowledge_base)
 

@@ -120,6 +120,9 @@ class Settings(BaseSettings):
     max_passage_tokens: int = Field(1024, ge=0, description="Most tokens that the passages of one question may take.")
     min_passage_score: float = Field(0.0, ge=0.0, le=1.0, description="Passages that score lower are left out.")
     embedding_batch_size: int = Field(32, ge=1, le=4096, description="Chunks embedded at a time.")
+    vector_format: Literal["float32", "float16", "int8"] = Field(
+        "float32", description="How vectors are kept in the index: float16 halves its size, int8 quarters it."
+    )
     sample_kb: bool = Field(True, description="Take the sample handbook in, once for each version of it.")
 
     # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,11 +7,13 @@ from retrieval import errors
 from retrieval.embeddings import Embedder, LangChainEmbedder, PassageEmbedder
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.records import CollectionInfo, DocumentInfo, IngestResult, Passage
+from retrieval.vector_index import IndexOptions
 
 __all__ = [
     "CollectionInfo",
     "DocumentInfo",
     "Embedder",
+    "IndexOptions",
     "IngestResult",
     "KnowledgeBase",
     "LangChainEmbedder",

@@ -20,6 +20,7 @@ from retrieval.ingest import Ingestor, display_name, find_files, source_of
 from retrieval.records import CollectionInfo, DocumentInfo, IngestResult, Passage, Visibility
 from retrieval.schema import VERSION
 from retrieval.snapshot import SnapshotKeeper
+from retrieval.vector_index import IndexOptions
 
 _log = logging.getLogger(__name__)
 # A search that meets chunks deleted since its snapshot was made looks again, on a new one, at most this often.
@@ -35,16 +36,18 @@ class KnowledgeBase:
     accounts everything belongs to the user "local".
     """
 
-    def __init__(self, folder: Path, catalog: Catalog, embedder: PassageEmbedder) -> None:
+    def __init__(
+        self, folder: Path, catalog: Catalog, embedder: PassageEmbedder, index: IndexOptions | None = None
+    ) -> None:
         self.folder = folder
         self.catalog = catalog
         self.embedder = embedder
         self.ingestor = Ingestor(catalog, embedder)
-        self.snapshots = SnapshotKeeper(catalog, folder / "index", embedder.dimension)
+        self.snapshots = SnapshotKeeper(catalog, folder / "index", embedder.dimension, index)
 
     @classmethod
-    def open(cls, folder: Path, embedder: PassageEmbedder) -> "KnowledgeBase":
-        """Opens the store in `folder`, creating it where there is none.
+    def open(cls, folder: Path, embedder: PassageEmbedder, *, index: IndexOptions | None = None) -> "KnowledgeBase":
+        """Opens the store in `folder`, creating it where there is none. `index` says how vectors are kept and searched.
 
         Raises StoreUnavailableError, StoreDamagedError, SchemaTooNewError, or EmbedderMismatchError where the store
         holds another model's vectors. Several processes may have one store open; their writes take turns.
@@ -56,14 +59,14 @@ class KnowledgeBase:
             with catalog.writing() as writer:
                 writer.sweep()
                 writer.sweep_orphans()
-            return cls(folder, catalog, embedder)
+            return cls(folder, catalog, embedder, index)
         except BaseException:
             catalog.close()
             raise
 
     def close(self) -> None:
         """Saves the indexes and closes the catalog. Harmless when done twice."""
-        self.snapshots.save()
+        self.snapshots.close()
         self.catalog.close()
 
     def __enter__(self) -> Self:
@@ -198,7 +201,7 @@ class KnowledgeBase:
         return {
             **counts,
             "generation": generation,
-            "index": "flat (exact)",
+            "index": self.snapshots.kind,
             "embedder": self.embedder.name,
             "dimension": self.embedder.dimension,
             "schema_version": VERSION,

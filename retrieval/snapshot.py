@@ -2,13 +2,15 @@
 
 The catalog is the truth. A snapshot is made from the one before it by comparing chunk ids, so that a change costs what
 changed (and a rebuild of the BM25 scores), never an embedding. Searches take the reference that is current when they
-begin; nobody waits for a new snapshot except who builds it.
+begin; nobody waits for a new snapshot except who builds it. A vector index that has outgrown its kind, or gathered much
+that was added or deleted, is compacted in a thread and swapped in when it is done.
 
 On disk, `index/<generation>/` holds the newest saved snapshot. It only saves time at the next start: missing, stale or
-damaged, it is brought up to date or made anew from the catalog.
+damaged, it is brought up to date or made anew from the catalog. Vectors are mapped from there, once their checksum is
+seen to be right.
 """
 
-import hashlib
+import contextlib
 import json
 import logging
 import os
@@ -16,25 +18,35 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from retrieval.catalog import Catalog
 from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import indexed_text
 from retrieval.errors import StoreDamagedError, StoreError
 from retrieval.keyword_index import KeywordIndex
-from retrieval.vector_index import Ids, Mask, VectorIndex
+from retrieval.vector_codes import Ids
+from retrieval.vector_index import IndexOptions, Mask, VectorIndex
 
-# Raised when words are cut or texts composed differently: saved keyword indexes of another format are not used.
-FORMAT = 1
+# Raised when words are cut or texts composed differently, or files hold something else: saved indexes of another format
+# are not used.
+FORMAT = 2
 # While another process ingests without pause, at most this share of the time goes into new snapshots.
 _REFRESH_SHARE = 0.2
 # A search builds a new snapshot itself where the last one took no longer; else it is built beside the searches.
 _INLINE_S = 0.5
+# Checksums are computed over so many bytes at a time.
+_HASHED_BYTES = 1 << 24
+_VECTORS = "vectors"
+# Masks of collections that a snapshot remembers.
+_MASKS_KEPT = 16
+# Files of a process that was killed while it wrote are removed after so long.
+_LEFTOVERS_KEPT_S = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +60,8 @@ class Snapshot:
     collection_ids: Ids
     vectors: VectorIndex
     keywords: KeywordIndex
+    # A million ids take milliseconds to compare, and most searches go into the same few collections.
+    _collection_masks: dict[tuple[int, ...], Mask] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sizes = {len(self.document_ids), len(self.collection_ids), len(self.vectors), len(self.keywords)}
@@ -58,26 +72,42 @@ class Snapshot:
         return self.vectors.ids
 
     def mask(self, collection_ids: Sequence[int], document_ids: Sequence[int] | None = None) -> Mask:
-        """Which rows [n] lie in these collections, and in these documents where some are given."""
-        mask: Mask = np.isin(self.collection_ids, np.asarray(collection_ids, dtype=np.int64))
+        """Which rows [n] lie in these collections, and in these documents where some are given. Not to be written."""
+        key = tuple(sorted(collection_ids))
+        mask = self._collection_masks.get(key)
+        if mask is None:
+            mask = np.isin(self.collection_ids, np.asarray(key, dtype=np.int64))
+            if len(self._collection_masks) >= _MASKS_KEPT:
+                self._collection_masks.clear()
+            self._collection_masks[key] = mask
         if document_ids is not None:
-            mask &= np.isin(self.document_ids, np.asarray(document_ids, dtype=np.int64))
+            mask = mask & np.isin(self.document_ids, np.asarray(document_ids, dtype=np.int64))
         return mask
 
 
 class SnapshotKeeper:
     """Holds the current snapshot of a catalog and replaces it. Thread-safe."""
 
-    def __init__(self, catalog: Catalog, folder: Path, dimension: int) -> None:
+    def __init__(self, catalog: Catalog, folder: Path, dimension: int, options: IndexOptions | None = None) -> None:
         self._catalog = catalog
         self._folder = folder
         self._dimension = dimension
+        self._options = options or IndexOptions()
         self._building = threading.Lock()
+        self._compaction: threading.Thread | None = None
+        self._closed = False
         self._next_refresh = 0.0
         self._build_s = 0.0
-        self._saved_generation = -1
+        self._saved: Snapshot | None = None
         self._snapshot = self._load()
         self.refresh()
+        with self._building:
+            self._compact_if_due()
+
+    @property
+    def kind(self) -> str:
+        """What kind of vector index answers, for people."""
+        return self._snapshot.vectors.kind
 
     @property
     def latest(self) -> Snapshot:
@@ -121,13 +151,23 @@ class SnapshotKeeper:
         """Writes the current snapshot, so that the next start need not build it."""
         with self._building:
             snapshot = self._snapshot
-            if snapshot.generation == self._saved_generation:
+            if snapshot is self._saved:
                 return
             try:
-                _write(self._folder, snapshot)
-                self._saved_generation = snapshot.generation
-            except OSError as error:
+                saved = _write(self._folder, snapshot)
+                self._saved = self._snapshot = replace(snapshot, vectors=snapshot.vectors.mapped(saved / _VECTORS))
+            except (OSError, ValueError) as error:
                 _log.warning("index not saved, the next start builds it: folder=%s error=%s", self._folder, error)
+
+    def close(self) -> None:
+        """Saves, and stops what goes on beside the searches from changing anything more."""
+        self.save()
+        self._closed = True
+
+    def wait_for_compaction(self) -> None:
+        """Returns when the vector index has the kind that its size asks for."""
+        while (compaction := self._compaction) is not None:
+            compaction.join()
 
     def _advance(self, reader: CatalogReader) -> Snapshot:
         """Builds and publishes the snapshot of the reader's state. The caller holds `_building`."""
@@ -152,7 +192,34 @@ class SnapshotKeeper:
         _log.info(
             "snapshot: generation=%d chunks=%d new=%d took_s=%.3f", generation, len(chunk_ids), len(new_ids), took
         )
+        self._compact_if_due()
         return self._snapshot
+
+    def _compact_if_due(self) -> None:
+        """Starts a compaction beside the searches, if it is due and none is going on. The caller holds `_building`."""
+        if self._compaction is None and self._snapshot.vectors.needs_compaction:
+            self._compaction = threading.Thread(target=self._compact, name="compaction", daemon=True)
+            self._compaction.start()
+
+    def _compact(self) -> None:
+        started = time.monotonic()
+        try:
+            compacted = self._snapshot.vectors.compacted()
+        except (MemoryError, RuntimeError) as error:
+            _log.warning("index not compacted, searches go on in the old one: %s", error)
+            self._compaction = None
+            return
+        with self._building:
+            if self._closed:
+                self._compaction = None
+                return
+            current = self._snapshot
+            self._snapshot = replace(current, vectors=compacted.caught_up(current.vectors))
+        _log.info("index compacted: kind=%r took_s=%.1f", compacted.kind, time.monotonic() - started)
+        self.save()
+        with self._building:
+            self._compaction = None
+            self._compact_if_due()  # much may have come in meanwhile
 
     def _inputs(self, reader: CatalogReader, chunk_ids: Ids) -> tuple[list[str], npt.NDArray[np.float32]]:
         """Indexed texts and vectors of chunks, in the order of `chunk_ids`."""
@@ -171,26 +238,41 @@ class SnapshotKeeper:
     def _load(self) -> Snapshot:
         for folder in sorted(self._folder.glob("[0-9]*"), key=lambda path: path.name, reverse=True):
             try:
-                snapshot = _read(folder, self._dimension)
+                snapshot = _read(folder, self._dimension, self._options)
             except (OSError, ValueError, KeyError, AssertionError) as error:
                 _log.warning("saved index not usable, building anew: folder=%s error=%s", folder, error)
                 continue
-            self._saved_generation = snapshot.generation
+            self._saved = snapshot
             return snapshot
         none = np.zeros(0, dtype=np.int64)
-        empty = VectorIndex(none, np.zeros((0, self._dimension), dtype=np.float32), self._dimension)
+        empty = VectorIndex(none, np.zeros((0, self._dimension), dtype=np.float32), self._dimension, self._options)
         return Snapshot(-1, none, none, empty, KeywordIndex.build([]))
 
 
-def _write(folder: Path, snapshot: Snapshot) -> None:
-    """Writes beside and renames: a reader sees a whole snapshot or none."""
+def saved_index(store: Path) -> str | None:
+    """What index was last saved in the store's folder, in words; None without one. Opens nothing but its manifest."""
+    for folder in sorted((store / "index").glob("[0-9]*"), key=lambda path: path.name, reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
+            return f"{manifest['chunks']:,} chunks, {manifest['kind']}"
+    return None
+
+
+def _write(folder: Path, snapshot: Snapshot) -> Path:
+    """Writes beside and renames: a reader sees a whole snapshot or none. Returns where it lies.
+
+    Snapshots of one generation differ only in how their vectors are arranged; the later one counts.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"{snapshot.generation:012d}"
+    _remove_leftovers(folder)
+    same = sorted(folder.glob(f"{snapshot.generation:012d}*"))
+    target = folder / (f"{snapshot.generation:012d}" + (f".{_revision(same[-1]) + 1:03d}" if same else ""))
     temporary = folder / f".{target.name}.{os.getpid()}.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir()
-        snapshot.vectors.save(temporary / "vectors.faiss")
+        (temporary / _VECTORS).mkdir()
+        snapshot.vectors.save(temporary / _VECTORS)
         snapshot.keywords.save(temporary)
         np.save(
             temporary / "owners.npy", np.stack([snapshot.document_ids, snapshot.collection_ids]), allow_pickle=False
@@ -199,36 +281,52 @@ def _write(folder: Path, snapshot: Snapshot) -> None:
         manifest = {
             "format": FORMAT,
             "generation": snapshot.generation,
-            "files": {path.relative_to(temporary).as_posix(): _sha256(path) for path in files},
+            "kind": snapshot.vectors.kind,
+            "chunks": len(snapshot.vectors),
+            "files": {path.relative_to(temporary).as_posix(): _checksum(path) for path in files},
         }
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="ascii")
         for path in (*files, temporary / "manifest.json", temporary):
             _sync(path)
-        if not target.exists():
-            temporary.rename(target)
-            _sync(folder)
+        temporary.rename(target)
+        _sync(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for other in folder.glob("[0-9]*"):
         if other.name < target.name:
             shutil.rmtree(other, ignore_errors=True)
+    return target
 
 
-def _read(folder: Path, dimension: int) -> Snapshot:
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(".*.tmp"):
+        if time.time() - path.stat().st_mtime > _LEFTOVERS_KEPT_S:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _revision(folder: Path) -> int:
+    return int(folder.suffix[1:] or 0)
+
+
+def _read(folder: Path, dimension: int, options: IndexOptions) -> Snapshot:
     manifest = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
     if manifest["format"] != FORMAT:
         raise ValueError(f"written in format {manifest['format']}, {FORMAT} expected")
     for name, digest in manifest["files"].items():
-        if _sha256(folder / name) != digest:
+        if _checksum(folder / name) != digest:
             raise ValueError(f"{name} is damaged")
     document_ids, collection_ids = np.load(folder / "owners.npy", allow_pickle=False)
-    vectors = VectorIndex.load(folder / "vectors.faiss", dimension)
+    vectors = VectorIndex.load(folder / _VECTORS, dimension, options)
     return Snapshot(manifest["generation"], document_ids, collection_ids, vectors, KeywordIndex.load(folder))
 
 
-def _sha256(path: Path) -> str:
+def _checksum(path: Path) -> str:
+    """XXH3, 128 bits: finds what disks and broken writes do to a file at the speed of reading it."""
+    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while block := file.read(_HASHED_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

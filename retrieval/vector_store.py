@@ -183,7 +183,7 @@ class RagstoneVectorStore(VectorStore):
         snapshot, rows, _ = self._search(vector, max(k, fetch_k), filter)
         if not rows:
             return []
-        chosen = maximal_marginal_relevance(vector, list(snapshot.vectors.vectors[rows]), lambda_mult, k)
+        chosen = maximal_marginal_relevance(vector, list(snapshot.vectors.vectors_of(np.array(rows))), lambda_mult, k)
         documents = self._documents(snapshot, rows)
         return [documents[rows[index]] for index in chosen if rows[index] in documents]
 

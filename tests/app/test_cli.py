@@ -252,6 +252,7 @@ def test_status_of_a_ready_server_ends_with_0(health: Health, tmp_path: Path) ->
         "Data": f"{tmp_path}/ragstone-data  (not made yet)",
         "Chat_model": "smollm2-135m-instruct  (is fetched at first start)",
         "Embeddings": "all-minilm-l6-v2  (is fetched at first start)",
+        "Index": "none yet",
         "Settings": "no ragstone.toml here",
     }
 

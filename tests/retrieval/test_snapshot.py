@@ -1,11 +1,14 @@
+import os
 import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from retrieval import KnowledgeBase
+from retrieval import IndexOptions, KnowledgeBase, vector_index
 from retrieval import snapshot as snapshot_module
+from retrieval.snapshot import saved_index
 from tests.retrieval.word_embedder import WordEmbedder
 
 
@@ -59,7 +62,7 @@ def test_a_damaged_index_is_built_anew_from_the_catalog_without_embedding(
         add(knowledge_base, tmp_path, f"{index}.md", f"Whale number {index}.")
     knowledge_base.close()
     folder = knowledge_base.folder / "index" / "000000000005"
-    vectors = folder / "vectors.faiss"
+    vectors = folder / "vectors" / "codes.npy"
     content = vectors.read_bytes()
     if damage == "truncated":
         vectors.write_bytes(content[:100])
@@ -83,7 +86,7 @@ def test_an_index_of_another_format_is_not_used(
 ) -> None:
     add(knowledge_base, tmp_path, "a.md", "A whale.")
     knowledge_base.close()
-    monkeypatch.setattr(snapshot_module, "FORMAT", 2)
+    monkeypatch.setattr(snapshot_module, "FORMAT", snapshot_module.FORMAT + 1)
     with KnowledgeBase.open(knowledge_base.folder, WordEmbedder()) as again:
         assert texts(again) == ["A whale."]
 
@@ -142,3 +145,99 @@ def test_another_process_sees_a_change_at_its_next_search(knowledge_base: Knowle
         other.snapshots._next_refresh = 0.0
         add(knowledge_base, tmp_path, "a.md", "A whale.")
         assert texts(other) == ["A whale."]
+
+
+def large(folder: Path, options: IndexOptions) -> KnowledgeBase:
+    return KnowledgeBase.open(folder, WordEmbedder(), index=options)
+
+
+def filled(folder: Path, tmp_path: Path, options: IndexOptions) -> KnowledgeBase:
+    """A store with 60 documents whose index has become what its size asks for."""
+    knowledge_base = large(folder, options)
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    for number in range(60):
+        (pages / f"{number}.md").write_text(f"Whale number{number} of the sea.")
+    knowledge_base.ingest_paths([pages])
+    knowledge_base.snapshots.wait_for_compaction()
+    return knowledge_base
+
+
+def test_an_index_that_outgrew_its_kind_is_compacted_and_said_in_the_stats(tmp_path: Path) -> None:
+    options = IndexOptions(flat_limit=50)
+    with filled(tmp_path / "store", tmp_path, options) as knowledge_base:
+        assert knowledge_base.stats()["index"].startswith("IVF (15 lists, ")
+        (best, *_) = knowledge_base.search("number37", k=3)
+        assert best.text == "Whale number37 of the sea."
+        assert saved(knowledge_base.folder) == ["000000000060.001"]
+        assert saved_index(knowledge_base.folder) == f"60 chunks, {knowledge_base.stats()['index']}"
+
+
+def test_inverted_lists_are_read_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = IndexOptions(flat_limit=50)
+    filled(tmp_path / "store", tmp_path, options).close()
+    monkeypatch.setattr(vector_index, "train", None)  # nothing is trained again
+    with large(tmp_path / "store", options) as again:
+        assert again.stats()["index"].startswith("IVF (15 lists, ")
+        assert again.search("number8", k=1)[0].text == "Whale number8 of the sea."
+
+
+def test_changes_of_a_large_index_are_found_at_once_and_kept(tmp_path: Path) -> None:
+    options = IndexOptions(flat_limit=50)
+    knowledge_base = filled(tmp_path / "store", tmp_path, options)
+    add(knowledge_base, tmp_path, "late.md", "A late whale comes.")
+    gone = next(info for info in knowledge_base.documents() if "number8 " in _text(knowledge_base, info.document_id))
+    knowledge_base.delete_document(gone.document_id)
+    for opened in (knowledge_base, large(tmp_path / "store", options)):
+        with opened:
+            found = texts(opened, "late number8 whale")
+            assert found[0] == "A late whale comes."
+            assert "Whale number8 of the sea." not in found
+
+
+def test_a_large_index_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
+    options = IndexOptions(flat_limit=50)
+    filled(tmp_path / "store", tmp_path, options).close()
+    (codes,) = (tmp_path / "store" / "index").rglob("codes.npy")
+    content = bytearray(codes.read_bytes())
+    content[-1000] ^= 1
+    codes.write_bytes(content)
+    with large(tmp_path / "store", options) as again:
+        again.snapshots.wait_for_compaction()
+        assert again.stats()["index"].startswith("IVF (15 lists, ")
+        assert again.search("number8", k=1)[0].text == "Whale number8 of the sea."
+
+
+def test_another_vector_format_is_made_from_the_catalog_and_not_from_the_old_format(tmp_path: Path) -> None:
+    filled(tmp_path / "store", tmp_path, IndexOptions("int8")).close()
+    with large(tmp_path / "store", IndexOptions()) as exact, exact.catalog.reading() as reader:
+        snapshot = exact.snapshots.current(reader)
+        vectors = snapshot.vectors.vectors_of(np.arange(60))
+        stored = {row[0]: np.frombuffer(row[4], "<f4") for row in reader.chunk_inputs(snapshot.chunk_ids.tolist())}
+    np.testing.assert_array_equal(vectors, [stored[id_] for id_ in snapshot.chunk_ids.tolist()])
+
+
+def test_a_compaction_that_fails_leaves_the_old_index_answering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(vector_index, "measured_budgets", fail)
+    with filled(tmp_path / "store", tmp_path, IndexOptions(flat_limit=50)) as knowledge_base:
+        assert knowledge_base.stats()["index"] == "flat (exact)"
+        assert knowledge_base.search("number8", k=1)[0].text == "Whale number8 of the sea."
+
+
+def test_files_that_a_killed_process_left_are_removed(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
+    index = knowledge_base.folder / "index"
+    for name in (".000000000001.99.tmp", ".000000000002.99.tmp"):
+        (index / name).mkdir(parents=True)
+    os.utime(index / ".000000000001.99.tmp", (0, 0))
+    add(knowledge_base, tmp_path, "a.md", "A whale.")
+    knowledge_base.snapshots.save()
+    assert saved(knowledge_base.folder) == [".000000000002.99.tmp", "000000000001"]
+
+
+def _text(knowledge_base: KnowledgeBase, document_id: str) -> str:
+    return knowledge_base.search("whale", k=1, document_ids=[document_id])[0].text

@@ -7,7 +7,7 @@ from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import VectorStore
 from langchain_tests.integration_tests import VectorStoreIntegrationTests
 
-from retrieval import KnowledgeBase, LangChainEmbedder
+from retrieval import IndexOptions, KnowledgeBase, LangChainEmbedder, vector_index
 from retrieval.errors import InvalidArgumentError, InvalidVectorError
 from retrieval.vector_store import RagstoneVectorStore
 from tests.retrieval.word_embedder import WordEmbedder
@@ -20,9 +20,27 @@ class TestStandard(VectorStoreIntegrationTests):
             yield RagstoneVectorStore(knowledge_base)
 
 
-@pytest.fixture
-def store(knowledge_base: KnowledgeBase) -> RagstoneVectorStore:
-    return RagstoneVectorStore(knowledge_base)
+class TestStandardInvertedLists(TestStandard):
+    """The same over an index that is compacted into inverted lists whenever there is something in it."""
+
+    @pytest.fixture
+    def vectorstore(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VectorStore]:  # type: ignore[override]
+        monkeypatch.setattr(vector_index, "_EXACT_COMPONENTS", 0)
+        embedder = LangChainEmbedder(self.get_embeddings())
+        with KnowledgeBase.open(tmp_path, embedder, index=IndexOptions(flat_limit=0)) as knowledge_base:
+            yield RagstoneVectorStore(knowledge_base)
+
+
+@pytest.fixture(params=["flat", "ivf"])
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[RagstoneVectorStore]:
+    """An empty store; everything below holds for every kind of index."""
+    if request.param == "ivf":
+        monkeypatch.setattr(vector_index, "_EXACT_COMPONENTS", 0)
+    options = IndexOptions(flat_limit=0 if request.param == "ivf" else 100_000)
+    with KnowledgeBase.open(tmp_path / "store", WordEmbedder(), index=options) as knowledge_base:
+        yield RagstoneVectorStore(knowledge_base)
 
 
 def texts(documents: list[Document]) -> list[str]:
@@ -32,6 +50,7 @@ def texts(documents: list[Document]) -> list[str]:
 def test_a_filter_that_matches_one_in_a_hundred_still_gives_k_hits(store: RagstoneVectorStore) -> None:
     metadatas = [{"rare": index % 100 == 0, "number": index} for index in range(500)]
     store.add_texts([f"whale number {index}" for index in range(500)], metadatas)
+    store.knowledge_base.snapshots.wait_for_compaction()
     found = store.similarity_search("whale", k=4, filter={"rare": True})
     assert len(found) == 4
     assert {document.metadata["number"] % 100 for document in found} == {0}
