@@ -114,6 +114,19 @@ class IngestError(RagstoneError):
     code = "ingest_failed"
 
 
+class EvaluationError(RagstoneError):
+    """An evaluation cannot be run: no server to ask, or no place for its result."""
+
+    code = "evaluation_failed"
+
+
+class EvaluationFileError(EvaluationError):
+    """A file of cases, or of a run to compare, is not what it should be."""
+
+    code = "invalid_evaluation_file"
+    exit_code = 2
+
+
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

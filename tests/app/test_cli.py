@@ -61,6 +61,7 @@ def commands() -> Iterator[tuple[list[str], Any]]:
 
 def test_commands_are_those_of_the_design() -> None:
     assert sorted(" ".join(words) for words, _ in commands()) == [
+        "eval",
         "ingest",
         "models list",
         "models path",
