@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from retrieval.records import CollectionInfo, DocumentInfo
+from retrieval.surroundings import Part
 
 _CURRENT = "JOIN versions v ON v.document_id = d.id AND v.superseded_at IS NULL"
 _CHUNK_COLUMNS = (
@@ -186,6 +187,16 @@ class CatalogReader:
             chunk_ids,
         )
         return {row[0]: _chunk_row(row) for row in found}
+
+    def parts_around(self, uid: str, version: int, ordinal: int, reach: int) -> list[Part]:
+        """The chunks of one version of a document from `ordinal - reach` to `ordinal + reach`, in order."""
+        rows = self._db.execute(
+            "SELECT c.ordinal, c.text, c.headings, c.start_offset, c.end_offset FROM chunks c "
+            "JOIN versions v ON v.id = c.version_id JOIN documents d ON d.id = v.document_id "
+            "WHERE d.uid = ? AND v.number = ? AND c.ordinal BETWEEN ? AND ? ORDER BY c.ordinal",
+            (uid, version, ordinal - reach, ordinal + reach),
+        )
+        return [Part(number, text, tuple(json.loads(headings)), *span) for number, text, headings, *span in rows]
 
     def chunks_of_sources(self, collection_id: int, sources: Sequence[str]) -> dict[str, ChunkRow]:
         """The first current chunk of each document, by source."""

@@ -57,9 +57,14 @@ def indexed_text(title: str, headings: Sequence[str], text: str) -> str:
 
     A heading such as "rows 17–20" says where a chunk stands and not what it is about: it is shown only.
     """
-    path = _path_line((title, *(part for part in heading_below_title(title, headings) if not _PLACE.fullmatch(part))))
+    path = _path_line((title, *without_place(heading_below_title(title, headings))))
     body = _LINK.sub(r"\1", text)
     return f"{path}\n{body}" if path else body
+
+
+def without_place(headings: Sequence[str]) -> tuple[str, ...]:
+    """The heading path without a part that only counts, such as "row 17": what a section is about."""
+    return tuple(part for part in headings if not _PLACE.fullmatch(part))
 
 
 def _path_line(parts: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from retrieval.ingest import Ingestor, display_name, find_files, source_of
 from retrieval.records import CollectionInfo, DocumentInfo, IngestResult, Passage, Visibility
 from retrieval.schema import VERSION
 from retrieval.snapshot import SnapshotKeeper
+from retrieval.surroundings import CountTokens, widened
 from retrieval.vector_index import IndexOptions
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 # So many times k hits are read, so that repeats of one text (a file taken in twice) can give way to others.
 _SPARE = 4
+# How many chunks to either side of a passage its surroundings may reach.
+_REACH = 40
 
 
 class KnowledgeBase:
@@ -179,6 +182,17 @@ class KnowledgeBase:
     def term_weights(self, terms: Collection[str]) -> dict[str, float]:
         """How telling each term is: its inverse document frequency over all chunks, the highest for one in none."""
         return self.snapshots.latest.keywords.term_weights(terms)
+    def surroundings(self, passage: Passage, max_tokens: int, count_tokens: CountTokens) -> str:
+        """The section around a passage that `search` found, up to `max_tokens` as `count_tokens` counts.
+
+        Never less than the passage itself; just that where its document has been deleted since.
+        """
+        document_id, version, ordinal = passage.chunk_id.rsplit("-", 2)
+        with self.catalog.reading() as reader:
+            parts = reader.parts_around(document_id, int(version), int(ordinal), _REACH)
+        if not any(part.ordinal == int(ordinal) for part in parts):
+            return passage.text
+        return widened(parts, int(ordinal), max_tokens, count_tokens)
 
     def documents(self, collection: str | None = None, user: str = "local") -> list[DocumentInfo]:
         """The documents that `user` may search, of one collection or of all."""
