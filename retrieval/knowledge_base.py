@@ -182,6 +182,7 @@ class KnowledgeBase:
     def term_weights(self, terms: Collection[str]) -> dict[str, float]:
         """How telling each term is: its inverse document frequency over all chunks, the highest for one in none."""
         return self.snapshots.latest.keywords.term_weights(terms)
+
     def surroundings(self, passage: Passage, max_tokens: int, count_tokens: CountTokens) -> str:
         """The section around a passage that `search` found, up to `max_tokens` as `count_tokens` counts.
 

@@ -10,6 +10,7 @@ from pypdfium2 import raw
 from retrieval.errors import CorruptDocumentError, EncryptedDocumentError, LoadError, NeedsOcrError
 from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
 from retrieval.loaders.encoding import clean
+from retrieval.loaders.pdf_layout import PageText, page_text, without_running_lines
 
 # PDFium keeps global state: two threads inside it at once crash the process.
 _PDFIUM = threading.Lock()
@@ -52,23 +53,23 @@ def _read(document: Any, fallback_title: str) -> LoadedDocument:
     num_pages = len(document)
     headings = _outline_by_page(document, num_pages)
     builder = TextBuilder()
-    for number in range(num_pages):
-        builder.add(_page_text(document, number), "prose", headings[number], number + 1)
+    texts = without_running_lines([_page_text(document, number) for number in range(num_pages)])
+    for number, text in enumerate(texts):
+        builder.add(_SOFT_HYPHEN.sub("", clean(text)), "prose", headings[number], number + 1)
     if builder.is_empty:
         raise NeedsOcrError(_NO_TEXT)
     title = clean(str(document.get_metadata_dict().get("Title") or ""))
     return builder.build(chosen_title(title) or fallback_title, num_pages)
 
 
-def _page_text(document: Any, number: int) -> str:
+def _page_text(document: Any, number: int) -> PageText:
     page = document[number]
     text_page = page.get_textpage()
     try:
-        text = clean(text_page.get_text_range(errors="replace"))
+        return page_text(text_page, page.get_height())
     finally:
         text_page.close()
         page.close()
-    return _SOFT_HYPHEN.sub("", text)
 
 
 def _outline_by_page(document: Any, num_pages: int) -> list[tuple[str, ...]]:
