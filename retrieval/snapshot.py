@@ -283,7 +283,7 @@ def _write(folder: Path, snapshot: Snapshot) -> Path:
             "generation": snapshot.generation,
             "kind": snapshot.vectors.kind,
             "chunks": len(snapshot.vectors),
-            "files": {path.relative_to(temporary).as_posix(): _checksum(path) for path in files},
+            "files": {path.relative_to(temporary).as_posix(): checksum(path) for path in files},
         }
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="ascii")
         for path in (*files, temporary / "manifest.json", temporary):
@@ -313,14 +313,14 @@ def _read(folder: Path, dimension: int, options: IndexOptions) -> Snapshot:
     if manifest["format"] != FORMAT:
         raise ValueError(f"written in format {manifest['format']}, {FORMAT} expected")
     for name, digest in manifest["files"].items():
-        if _checksum(folder / name) != digest:
+        if checksum(folder / name) != digest:
             raise ValueError(f"{name} is damaged")
     document_ids, collection_ids = np.load(folder / "owners.npy", allow_pickle=False)
     vectors = VectorIndex.load(folder / _VECTORS, dimension, options)
     return Snapshot(manifest["generation"], document_ids, collection_ids, vectors, KeywordIndex.load(folder))
 
 
-def _checksum(path: Path) -> str:
+def checksum(path: Path) -> str:
     """XXH3, 128 bits: finds what disks and broken writes do to a file at the speed of reading it."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:

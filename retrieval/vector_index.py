@@ -110,6 +110,11 @@ class VectorIndex:
         return len(self.ids)
 
     @property
+    def lists(self) -> InvertedLists | None:
+        """The inverted lists; None while the index is flat."""
+        return self._lists
+
+    @property
     def kind(self) -> str:
         """What it is, for people: 'flat (exact)', 'IVF (2,000 lists, 8,000 vectors looked at), int8'."""
         stored = "" if self.options.format == "float32" else f", {self.options.format}"
@@ -210,8 +215,9 @@ class VectorIndex:
     def _candidates(self, query: Vectors, k: int, mask: Mask | None, num_allowed: int) -> Ids:
         """The positions to compare with the query: every allowed one, or those in the nearest lists."""
         lists = self._lists
-        if lists is None or num_allowed * self.dimension <= _EXACT_COMPONENTS or lists.budget(k) >= num_allowed:
-            return self._positions if mask is None else self._positions[mask[: len(self._positions)]]
+        if mask is not None and (lists is None or num_allowed * self.dimension <= _EXACT_COMPONENTS):
+            return self._positions[mask[: len(self._positions)]]
+        assert lists is not None, "a flat index without a filter is searched as it lies"
         order = lists.order(query)
         passed = np.cumsum(np.diff(lists.starts)[order])
         wanted = max(k, lists.budget(k))
