@@ -31,6 +31,13 @@ _ICELANDIC = re.compile(rb"[\xe1\xe6\xe9\xed\xf3]")
 # How far a neighbour's language score must be above cp1252's before it is believed.
 _CLEAR_MARGIN = 0.08
 _SAMPLE_BYTES = 64 * 1024
+# Scripts that a text in UTF-16 or UTF-32 is made of, and punctuation: Latin, Greek, Cyrillic, Hebrew, Arabic, Hindi,
+# Thai, Chinese, Japanese, Korean.
+_LIKELY = re.compile(
+    "[\t\n\r\x20-\x7e\xa0-\u024f\u0300-\u052f\u0590-\u06ff\u0900-\u097f\u0e00-\u0e7f\u1e00-\u1eff\u2010-\u2044\u20ac"
+    "\u3000-\u30ff\u4e00-\u9fff\uac00-\ud7a3\uff01-\uff9f\U0001f300-\U0001faff]+"
+)
+_PAUSE = re.compile("[ \n\u3000-\u3002\uff0c]")
 _NOT_TEXT = "this does not look like text (a binary file renamed?): give it the extension of what it really is"
 
 
@@ -68,35 +75,40 @@ def _decode(data: bytes) -> str:
     for mark, encoding in _BYTE_ORDER_MARKS:
         if data.startswith(mark):
             return data[len(mark) :].decode(encoding, "replace")
-    if b"\x00" in data:
-        return _decode_wide(data)
+    # A few NULs in a text are dirt; in UTF-16 and UTF-32 every space has one.
+    plain = data.replace(b"\x00", b"") if data.count(0) <= len(data) // 50 else data
     try:
-        return data.decode("utf-8")
+        text = plain.decode("utf-8")
     except UnicodeDecodeError:
-        return _decode_code_page(data)
+        text = None
+    if text is not None and plain.count(0) == 0:
+        return text
+    wide = _decode_wide(data)
+    if wide is not None:
+        return wide
+    if plain.count(0):
+        raise CorruptDocumentError(_NOT_TEXT)
+    return _decode_code_page(plain)
 
 
-def _decode_wide(data: bytes) -> str:
-    """UTF-16 or UTF-32 without a mark, told by which byte of a unit is zero in ASCII characters (spaces, line ends)."""
-    sample = data[: _SAMPLE_BYTES // 4 * 4]
-    for encoding, width, zeros in (
-        ("utf-32-le", 4, (1, 2, 3)),
-        ("utf-32-be", 4, (0, 1, 2)),
-        ("utf-16-le", 2, (1,)),
-        ("utf-16-be", 2, (0,)),
-    ):
-        units = len(sample) // width
-        if units == 0 or len(data) % width:
-            continue
-        lanes = [sample[lane : units * width : width].count(0) / units for lane in range(width)]
-        others = max(lanes[lane] for lane in range(width) if lane not in zeros)
-        if min(lanes[lane] for lane in zeros) < 0.05 or others > 0.02:
+def _decode_wide(data: bytes) -> str | None:
+    """UTF-16 or UTF-32 without a mark, where the text that comes out consists of letters that texts are made of.
+
+    Pairs of ASCII letters look like Chinese in UTF-16; so a pause or a space is asked for, which no such pair makes.
+    """
+    for encoding, width in (("utf-32-le", 4), ("utf-32-be", 4), ("utf-16-le", 2), ("utf-16-be", 2)):
+        if len(data) % width:
             continue
         try:
-            return data.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-    raise CorruptDocumentError(_NOT_TEXT)
+            sample = data[:_SAMPLE_BYTES].decode(encoding)
+        except UnicodeDecodeError as error:
+            if error.start < min(len(data), _SAMPLE_BYTES) - 4:
+                continue
+            sample = data[: error.start].decode(encoding)  # the sample ends within a pair
+        likely = sum(len(run) for run in _LIKELY.findall(sample))
+        if likely >= 0.95 * len(sample) and _PAUSE.search(sample):
+            return data.decode(encoding, "replace")
+    return None
 
 
 def _decode_code_page(data: bytes) -> str:

@@ -17,6 +17,32 @@ def test_unicode_encodings_are_read_with_and_without_byte_order_mark(encoding: s
     assert decode(text.encode(encoding)) == text
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        JAPANESE,
+        RUSSIAN,
+        "今天天气很好，我们去公园散步吧。",
+        "안녕하세요 세계. 오늘 날씨가 좋아서 산책을 갑니다.",
+        "مرحبا بالعالم. الطقس جميل اليوم.",
+        "A pile of 🔥 and 🦙.",
+    ],
+)
+def test_wide_encodings_without_a_mark_are_read_in_every_script(encoding: str, text: str) -> None:
+    assert decode(text.encode(encoding)) == text
+    assert decode((text * 5000).encode(encoding)) == text * 5000
+
+
+def test_a_stray_nul_in_a_text_is_dropped() -> None:
+    assert decode(b"A plain text with one NUL\x00 in it, and more words to make it a text.\n").startswith(
+        "A plain text with one NUL in it"
+    )
+    assert "NUL café" in decode(
+        "NUL café — and more words that stand here for a text\x00, all in cp1252".encode("cp1252")
+    )
+
+
 def test_big_and_little_endian_marks_are_honoured() -> None:
     assert decode(b"\xff\xfe" + "é—".encode("utf-16-le")) == "é—"
     assert decode(b"\xfe\xff" + "é—".encode("utf-16-be")) == "é—"
