@@ -198,8 +198,13 @@ def _ingest(settings: Settings, paths: list[Path], collection: str) -> "list[Ing
             def advance(result: "IngestResult") -> None:
                 progress.update(task, advance=1, description=escape(Path(result.path).name))
 
+            def within(path: Path, done: int, total: int) -> None:
+                progress.update(task, description=f"{escape(path.name)} ({100 * done // total} %)")
+
             try:
-                results = knowledge.ingest_paths(paths, collection=collection, owner="local", progress=advance)
+                results = knowledge.ingest_paths(
+                    paths, collection=collection, owner="local", progress=advance, embedding=within
+                )
             finally:
                 knowledge.close()
             progress.update(task, total=len(results), completed=len(results), description="done")

@@ -9,7 +9,7 @@ A bad file gives a result with its reason and never stops its neighbours.
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from retrieval.records import IngestResult
 # Texts embedded between two commits: what a broken-off ingest loses at most.
 _EMBED_BATCH = 128
 _MAX_NAME_CHARS = 255
+
+# Called with the number of texts embedded so far, and in all.
+Embedded = Callable[[int, int], None]
 
 _log = logging.getLogger(__name__)
 
@@ -99,11 +102,16 @@ class Ingestor:
         self._catalog = catalog
         self._embedder = embedder
 
-    def ingest(self, path: Path, source: str, *, collection: str, owner: str) -> IngestResult:
-        """Takes one file in. What is wrong with the file, or a full disk, comes back as a failed result."""
+    def ingest(
+        self, path: Path, source: str, *, collection: str, owner: str, embedded: Embedded | None = None
+    ) -> IngestResult:
+        """Takes one file in. What is wrong with the file, or a full disk, comes back as a failed result.
+
+        `embedded` is called with the number of texts embedded so far and in all, after each batch.
+        """
         shown = os.fsencode(path).decode("utf-8", "replace")
         try:
-            result = self._ingest(path, shown, source, collection, owner)
+            result = self._ingest(path, shown, source, collection, owner, embedded)
         except (LoadError, StoreFullError, StoreBusyError) as error:
             result = IngestResult(shown, "failed", None, 0, 0, str(error))
         except OSError as error:
@@ -111,7 +119,9 @@ class Ingestor:
         _log.info("ingest: status=%s chunks=%d pages=%d", result.status, result.num_chunks, result.num_pages)
         return result
 
-    def _ingest(self, path: Path, shown: str, source: str, collection: str, owner: str) -> IngestResult:
+    def _ingest(
+        self, path: Path, shown: str, source: str, collection: str, owner: str, embedded: Embedded | None
+    ) -> IngestResult:
         data = _read(path)
         content_hash = hashlib.sha256(data).hexdigest()
         with self._catalog.reading() as reader:
@@ -134,13 +144,20 @@ class Ingestor:
             digests=[text_digest(text) for text in texts],
             metadata=document.metadata,
         )
-        ids = self.put(owner, collection, [new], texts)
+        ids = self.put(owner, collection, [new], texts, embedded)
         status = "added" if stored is None else "updated"
         return IngestResult(
             shown, "added" if status == "added" else "updated", ids[0], len(chunks), new.num_pages, None
         )
 
-    def put(self, owner: str, collection: str, versions: Sequence[NewVersion], texts: Sequence[str]) -> list[str]:
+    def put(
+        self,
+        owner: str,
+        collection: str,
+        versions: Sequence[NewVersion],
+        texts: Sequence[str],
+        embedded: Embedded | None = None,
+    ) -> list[str]:
         """Stores new versions, all or none, and returns their documents' ids.
 
         `texts` are the embedded texts of all their chunks. They are embedded first, in batches of their own, so that
@@ -148,7 +165,7 @@ class Ingestor:
         """
         by_digest = {text_digest(text): text for text in texts}
         while True:
-            self._embed_missing(by_digest)
+            self._embed_missing(by_digest, embedded)
             with self._catalog.writing() as writer:
                 # Another writer may have deleted the last other user of a vector since.
                 if len(writer.stored_vectors(list(by_digest))) < len(by_digest):
@@ -162,7 +179,7 @@ class Ingestor:
         writer.sweep()
         return ids
 
-    def _embed_missing(self, by_digest: dict[bytes, str]) -> None:
+    def _embed_missing(self, by_digest: dict[bytes, str], embedded: Embedded | None) -> None:
         with self._catalog.reading() as reader:
             stored = reader.stored_vectors(list(by_digest))
         missing = [(digest, text) for digest, text in by_digest.items() if digest not in stored]
@@ -174,6 +191,8 @@ class Ingestor:
             rows = {digest: vector.tobytes() for (digest, _), vector in zip(batch, vectors, strict=True)}
             with self._catalog.writing() as writer:
                 writer.add_vectors(rows)
+            if embedded is not None:
+                embedded(start + len(batch), len(missing))
 
 
 def text_digest(text: str) -> bytes:

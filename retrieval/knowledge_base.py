@@ -7,6 +7,7 @@ of them could.
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -120,11 +121,13 @@ class KnowledgeBase:
         collection: str = "default",
         owner: str = "local",
         progress: Callable[[IngestResult], None] | None = None,
+        embedding: Callable[[Path, int, int], None] | None = None,
         relative_to: Path | None = None,
     ) -> list[IngestResult]:
         """Takes in files and folders (walked), one transaction a document, in order.
 
-        `progress` is called after each file. With `relative_to`, files below that folder are known by their path
+        `progress` is called after each file, `embedding` within one after each batch of its chunks: path, how many are
+        embedded, how many there are to embed. With `relative_to`, files below that folder are known by their path
         relative to it, so that the folder may move without its documents being taken in again.
         """
         _checked_collection(collection)
@@ -134,7 +137,10 @@ class KnowledgeBase:
                 if found.refused is not None:
                     result = IngestResult(str(found.path), "failed", None, 0, 0, found.refused)
                 else:
-                    result = self.ingestor.ingest(found.path, found.source, collection=collection, owner=owner)
+                    embedded = None if embedding is None else partial(embedding, found.path)
+                    result = self.ingestor.ingest(
+                        found.path, found.source, collection=collection, owner=owner, embedded=embedded
+                    )
                 results.append(result)
                 if progress is not None:
                     progress(result)

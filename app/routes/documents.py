@@ -1,6 +1,7 @@
 """Documents of the knowledge base: put in, list, delete."""
 
 import asyncio
+import filecmp
 import logging
 from collections.abc import Sequence
 from datetime import datetime
@@ -17,6 +18,10 @@ from app.services import Services
 logger = logging.getLogger(__name__)
 
 DEFAULT_COLLECTION = "default"
+_TWO_OF_A_NAME = (
+    "another file of this upload has the same name, and a document is known by its name: "
+    "rename one of them and send it again"
+)
 
 UPLOAD_FORM = {
     "requestBody": {
@@ -76,7 +81,7 @@ def create_router(services: Services) -> APIRouter:
 
     @router.post("", response_model=UploadResults, openapi_extra=UPLOAD_FORM)
     async def upload(request: Request) -> dict[str, Any]:
-        """Takes in files (.md, .txt, .html, .pdf). One bad file does not stop its neighbours: see each `status`."""
+        """Takes in files of any format that is read. One bad file does not stop its neighbours: see each `status`."""
         services.require_ready()
         settings = services.settings
         with upload_folder(services.uploads) as folder:
@@ -84,7 +89,7 @@ def create_router(services: Services) -> APIRouter:
             if not form.files:
                 raise RequestError("there is no file in the field `files`", field="files")
             collection = form.fields.get("collection", "").strip() or DEFAULT_COLLECTION
-            return {"results": [await _ingest(services, file, collection) for file in form.files]}
+            return {"results": await _ingest_all(services, form.files, collection)}
 
     @router.get("", response_model=DocumentList)
     async def list_documents(collection: str | None = None) -> dict[str, Any]:
@@ -100,6 +105,19 @@ def create_router(services: Services) -> APIRouter:
         return Response(status_code=204)
 
     return router
+
+
+async def _ingest_all(services: Services, files: Sequence[Upload], collection: str) -> list[UploadResult]:
+    """Takes the files in, in order. Of two of one name the second is refused: it would take the first one's place."""
+    first_of_name: dict[str, Upload] = {}
+    results = []
+    for file in files:
+        first = first_of_name.setdefault(file.name, file)
+        if file.name and first is not file and not await asyncio.to_thread(filecmp.cmp, first.path, file.path, False):
+            results.append(UploadResult(name=file.name, status="failed", reason=_TWO_OF_A_NAME))
+        else:
+            results.append(await _ingest(services, file, collection))
+    return results
 
 
 async def _ingest(services: Services, file: Upload, collection: str) -> UploadResult:

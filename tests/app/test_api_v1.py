@@ -56,6 +56,17 @@ def test_the_same_file_twice_changes_nothing(server):
     server.client.delete(f"/api/v1/documents/{first['document_id']}")
 
 
+def test_of_two_files_of_one_name_in_one_upload_the_second_is_refused_unless_it_is_the_same(server):
+    first, other = ("same.md", b"# First\n\nThe first text.\n"), ("same.md", b"# Other\n\nAnother text.\n")
+    results = upload(server, first, other, first, ("next.md", b"A neighbour.\n"), collection="names").json()["results"]
+    assert [result["status"] for result in results] == ["added", "failed", "unchanged", "added"]
+    assert results[1]["reason"].startswith("another file of this upload has the same name")
+    listed = server.client.get("/api/v1/documents", params={"collection": "names"}).json()["documents"]
+    assert sorted(entry["title"] for entry in listed) == ["First", "next"]
+    for entry in listed:
+        server.client.delete(f"/api/v1/documents/{entry['document_id']}")
+
+
 def test_a_bad_file_is_reported_and_its_neighbours_go_in(server):
     files = [("empty.md", b""), ("good.md", b"# Good\n\nGood text.\n"), ("blank.txt", b" \n\t "), ("odd.xyz", b"what?")]
     response = upload(server, *files, collection="mixed")

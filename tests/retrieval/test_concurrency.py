@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from retrieval import KnowledgeBase
-from tests.retrieval.test_crash import NUM_DOCUMENTS, NUM_SECTIONS, start_child, write_documents
+from tests.retrieval.test_crash import NUM_DOCUMENTS, NUM_SECTIONS, Ingests, write_documents
 from tests.retrieval.word_embedder import WordEmbedder
 
 
@@ -64,9 +64,10 @@ def test_two_processes_ingest_into_one_store_and_see_each_others_documents(tmp_p
     write_documents(theirs, 7)
     write_documents(ours, 8)
     with KnowledgeBase.open(store, WordEmbedder()) as opened:
-        child = start_child(store, theirs)
-        results = opened.ingest_paths([ours])
-        assert child.communicate(timeout=120)[0] == "done 0\n"
+        with ThreadPoolExecutor(1) as pool:
+            child = pool.submit(Ingests().run, store, theirs)
+            results = opened.ingest_paths([ours])
+            assert child.result(timeout=120) == "done 0"
         assert {result.status for result in results} == {"added"}
         assert len(opened.documents()) == 2 * NUM_DOCUMENTS
         opened.snapshots._next_refresh = 0.0  # a reader looks for changes at most every few build times

@@ -1,5 +1,7 @@
 """kill -9 in the middle of an ingest: the store opens, answers, and holds every document whole, old or new."""
 
+import contextlib
+import os
 import random
 import re
 import signal
@@ -14,7 +16,7 @@ from tests.retrieval.word_embedder import WordEmbedder
 REPOSITORY = Path(__file__).resolve().parents[2]
 NUM_DOCUMENTS = 12
 NUM_SECTIONS = 15
-NUM_KILLS = 8
+NUM_KILLS = 20
 
 
 def write_documents(folder: Path, version: int) -> None:
@@ -27,12 +29,37 @@ def write_documents(folder: Path, version: int) -> None:
         (folder / f"{number:02}.md").write_text("\n\n".join(sections))
 
 
-def start_child(store: Path, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.retrieval.ingest_child", str(store), str(folder)]
-    child = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    return child
+class Ingests:
+    """A process that ingests in forks of itself."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.retrieval.ingest_child"]
+        self._process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def run(self, store: Path, folder: Path, kill_after: float | None = None) -> str:
+        """Ingests `folder`, killed so many seconds after the store was opened; what it said last."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{store}\t{folder}\n")
+        self._process.stdin.flush()
+        ready, pid = self._line().split()
+        assert ready == "ready"
+        if kill_after is not None:
+            time.sleep(kill_after)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        said = ""
+        while (line := self._line()) not in ("ended", "killed"):
+            said = line
+        return said
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
 
 
 def editions(store: Path) -> list[int]:
@@ -68,20 +95,17 @@ def test_kill_9_at_random_points_of_an_ingest_loses_and_halves_nothing(tmp_path:
     print(f"seed {seed}")  # shown where the test fails
     points = random.Random(seed)
     interrupted = 0
+    ingests = Ingests()
     for edition in range(1, NUM_KILLS + 1):
         write_documents(folder, edition)
-        child = start_child(store, folder)
-        time.sleep(points.uniform(0, duration))
-        child.send_signal(signal.SIGKILL)
-        output, _ = child.communicate(timeout=60)
-        interrupted += output == ""
+        interrupted += ingests.run(store, folder, kill_after=points.uniform(0, duration)) == ""
         after = editions(store)
         # A document has the new edition or the one it had; there is no third, and no way back.
         assert all(new in (old, edition) for old, new in zip(before, after, strict=True)), (before, after)
         before = after
     assert interrupted >= 1
-    last = start_child(store, folder)
-    assert last.communicate(timeout=120)[0] == "done 0\n"
+    assert ingests.run(store, folder) == "done 0"
+    ingests.close()
     assert editions(store) == [NUM_KILLS] * NUM_DOCUMENTS
 
 

@@ -89,6 +89,13 @@ def test_bad_files_are_reported_and_their_neighbours_go_in(knowledge_base: Knowl
     assert knowledge_base.search("page two", k=1)[0].page == 2
 
 
+def test_a_long_document_reports_how_far_it_is(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
+    path = write(tmp_path, "long.md", "\n\n".join(f"## Part {index}\n\nText {index}." for index in range(300)))
+    steps: list[tuple[Path, int, int]] = []
+    knowledge_base.ingest_paths([path], embedding=lambda *step: steps.append(step))
+    assert steps == [(path, 128, 300), (path, 256, 300), (path, 300, 300)]
+
+
 def test_a_bad_update_leaves_the_old_version_answering(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
     path = write(tmp_path, "page.md", "The old text.")
     knowledge_base.ingest_file(path)
@@ -213,8 +220,8 @@ def test_a_vector_that_vanishes_between_embedding_and_commit_is_embedded_again(
     embed_missing = knowledge_base.ingestor._embed_missing
     deleted: list[bool] = []
 
-    def embed_then_lose(by_digest: dict[bytes, str]) -> None:
-        embed_missing(by_digest)
+    def embed_then_lose(by_digest: dict[bytes, str], embedded: None) -> None:
+        embed_missing(by_digest, embedded)
         if not deleted:  # another writer deletes the only other document with this text
             deleted.append(knowledge_base.delete_document(first.document_id))
 
