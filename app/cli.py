@@ -192,7 +192,9 @@ def _ingest(settings: Settings, paths: list[Path], collection: str) -> "list[Ing
 
         try:
             embedder = Embedder(model, device=settings.device, batch_size=settings.embedding_batch_size)
-            knowledge = KnowledgeBase.open(settings.knowledge_dir, embedder, index=IndexOptions(settings.vector_format))
+            knowledge = KnowledgeBase.open(
+                settings.knowledge_dir, embedder, index=IndexOptions(settings.vector_format, qdrant=settings.qdrant)
+            )
             progress.update(task, description="taking in", total=sum(1 for _ in find_files(paths)))
 
             def advance(result: "IngestResult") -> None:

@@ -120,6 +120,11 @@ class Settings(BaseSettings):
     max_passage_tokens: int = Field(1024, ge=0, description="Most tokens that the passages of one question may take.")
     min_passage_score: float = Field(0.0, ge=0.0, le=1.0, description="Passages that score lower are left out.")
     embedding_batch_size: int = Field(32, ge=1, le=4096, description="Chunks embedded at a time.")
+    vector_store: str = Field(
+        "faiss",
+        pattern=r"^(faiss|qdrant:.+)$",
+        description="Where vectors are searched: faiss (here), or qdrant:URL for a store that outgrows one machine.",
+    )
     vector_format: Literal["float32", "float16", "int8"] = Field(
         "float32", description="How vectors are kept in the index: float16 halves its size, int8 quarters it."
     )
@@ -168,6 +173,11 @@ class Settings(BaseSettings):
     def knowledge_dir(self) -> Path:
         """Folder of the knowledge base: catalog and indexes."""
         return self.data_dir / "knowledge"
+
+    @property
+    def qdrant(self) -> str | None:
+        """URL or folder of the Qdrant that vectors lie in; None while they lie here."""
+        return self.vector_store.partition(":")[2] or None
 
     @property
     def history_path(self) -> Path:
@@ -298,6 +308,8 @@ def allowed_values(name: str) -> str:
         return "a path"
     if name == "device":
         return "one of: auto, cpu, cuda, cuda:N"
+    if name == "vector_store":
+        return "faiss, or qdrant: followed by a URL or a folder"
     return "a non-empty text"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from retrieval.embeddings import Vectors
 from retrieval.fusion import Scores, best, fuse
 from retrieval.keyword_index import KeywordIndex
-from retrieval.vector_index import Mask, VectorIndex
+from retrieval.vector_index import AnyVectorIndex, Mask
 
 # How far down each list is read before fusing. Below, scaled scores are near 0 and change no order at the top.
 DEPTH = 100
@@ -21,7 +21,7 @@ class QueryForm:
 
 
 def hybrid_search(
-    vectors: VectorIndex, keywords: KeywordIndex, forms: Sequence[QueryForm], k: int, mask: Mask | None = None
+    vectors: AnyVectorIndex, keywords: KeywordIndex, forms: Sequence[QueryForm], k: int, mask: Mask | None = None
 ) -> list[tuple[int, float]]:
     """The `k` best rows with fused scores in 0..1, best first. Row i means the same chunk in both indexes.
 

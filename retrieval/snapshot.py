@@ -30,8 +30,9 @@ from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import indexed_text
 from retrieval.errors import StoreDamagedError, StoreError
 from retrieval.keyword_index import KeywordIndex
+from retrieval.qdrant_index import QdrantIndex, QdrantPoints
 from retrieval.vector_codes import Ids
-from retrieval.vector_index import IndexOptions, Mask, VectorIndex
+from retrieval.vector_index import AnyVectorIndex, IndexOptions, Mask, VectorIndex
 
 # Raised when words are cut or texts composed differently, or files hold something else: saved indexes of another format
 # are not used.
@@ -58,7 +59,7 @@ class Snapshot:
     generation: int
     document_ids: Ids
     collection_ids: Ids
-    vectors: VectorIndex
+    vectors: AnyVectorIndex
     keywords: KeywordIndex
     # A million ids take milliseconds to compare, and most searches go into the same few collections.
     _collection_masks: dict[tuple[int, ...], Mask] = field(default_factory=dict, repr=False, compare=False)
@@ -99,6 +100,11 @@ class SnapshotKeeper:
         self._next_refresh = 0.0
         self._build_s = 0.0
         self._saved: Snapshot | None = None
+        self._points = (
+            QdrantPoints(self._options.qdrant, folder.parent, dimension, self._options.format)
+            if self._options.qdrant is not None
+            else None
+        )
         self._snapshot = self._load()
         self.refresh()
         with self._building:
@@ -163,6 +169,8 @@ class SnapshotKeeper:
         """Saves, and stops what goes on beside the searches from changing anything more."""
         self.save()
         self._closed = True
+        if self._points is not None:
+            self._points.close()
 
     def wait_for_compaction(self) -> None:
         """Returns when the vector index has the kind that its size asks for."""
@@ -205,7 +213,7 @@ class SnapshotKeeper:
         started = time.monotonic()
         try:
             compacted = self._snapshot.vectors.compacted()
-        except (MemoryError, RuntimeError) as error:
+        except (MemoryError, RuntimeError, ValueError, AssertionError) as error:  # FAISS raises all of these
             _log.warning("index not compacted, searches go on in the old one: %s", error)
             self._compaction = None
             return
@@ -238,15 +246,34 @@ class SnapshotKeeper:
     def _load(self) -> Snapshot:
         for folder in sorted(self._folder.glob("[0-9]*"), key=lambda path: path.name, reverse=True):
             try:
-                snapshot = _read(folder, self._dimension, self._options)
+                snapshot = self._read(folder)
             except (OSError, ValueError, KeyError, AssertionError) as error:
                 _log.warning("saved index not usable, building anew: folder=%s error=%s", folder, error)
                 continue
             self._saved = snapshot
             return snapshot
         none = np.zeros(0, dtype=np.int64)
-        empty = VectorIndex(none, np.zeros((0, self._dimension), dtype=np.float32), self._dimension, self._options)
+        empty: AnyVectorIndex = (
+            VectorIndex(none, np.zeros((0, self._dimension), dtype=np.float32), self._dimension, self._options)
+            if self._points is None
+            else QdrantIndex(self._points, none, self._dimension)
+        )
         return Snapshot(-1, none, none, empty, KeywordIndex.build([]))
+
+    def _read(self, folder: Path) -> Snapshot:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"written in format {manifest['format']}, {FORMAT} expected")
+        for name, digest in manifest["files"].items():
+            if checksum(folder / name) != digest:
+                raise ValueError(f"{name} is damaged")
+        document_ids, collection_ids = np.load(folder / "owners.npy", allow_pickle=False)
+        vectors: AnyVectorIndex = (
+            VectorIndex.load(folder / _VECTORS, self._dimension, self._options)
+            if self._points is None
+            else QdrantIndex.load(folder / _VECTORS, self._points, self._dimension)
+        )
+        return Snapshot(manifest["generation"], document_ids, collection_ids, vectors, KeywordIndex.load(folder))
 
 
 def saved_index(store: Path) -> str | None:
@@ -306,18 +333,6 @@ def _remove_leftovers(folder: Path) -> None:
 
 def _revision(folder: Path) -> int:
     return int(folder.suffix[1:] or 0)
-
-
-def _read(folder: Path, dimension: int, options: IndexOptions) -> Snapshot:
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
-    if manifest["format"] != FORMAT:
-        raise ValueError(f"written in format {manifest['format']}, {FORMAT} expected")
-    for name, digest in manifest["files"].items():
-        if checksum(folder / name) != digest:
-            raise ValueError(f"{name} is damaged")
-    document_ids, collection_ids = np.load(folder / "owners.npy", allow_pickle=False)
-    vectors = VectorIndex.load(folder / _VECTORS, dimension, options)
-    return Snapshot(manifest["generation"], document_ids, collection_ids, vectors, KeywordIndex.load(folder))
 
 
 def checksum(path: Path) -> str:

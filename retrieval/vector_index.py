@@ -15,7 +15,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -41,16 +41,39 @@ _CODES_FILE = "codes.npy"
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """How vectors are stored, and up to how many every search is exact. Raises InvalidArgumentError."""
+    """How vectors are stored, and up to how many every search is exact. Raises InvalidArgumentError.
+
+    With `qdrant`, the URL or folder of a Qdrant, they lie there, and `flat_limit` says nothing.
+    """
 
     format: VectorFormat = "float32"
     flat_limit: int = 100_000
+    qdrant: str | None = None
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
             raise InvalidArgumentError("format", f"vector format {self.format!r} is not one of: {', '.join(FORMATS)}")
         if self.flat_limit < 0:
             raise InvalidArgumentError("flat_limit", f"flat_limit is {self.flat_limit}; give 0 or more vectors")
+
+
+class AnyVectorIndex(Protocol):
+    """What a snapshot needs of its vectors, wherever they lie; described at `VectorIndex`."""
+
+    @property
+    def ids(self) -> Ids: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def needs_compaction(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def search(self, query: Vectors, k: int, mask: Mask | None = None) -> tuple[Ids, Vectors]: ...
+    def vectors_of(self, rows: Ids) -> Vectors: ...
+    def updated(self, kept_rows: Ids, new_ids: Ids, new_vectors: Vectors) -> Self: ...
+    def compacted(self) -> Self: ...
+    def caught_up(self, newer: Self) -> Self: ...
+    def save(self, folder: Path) -> None: ...
+    def mapped(self, folder: Path) -> Self: ...
 
 
 class VectorIndex:
@@ -83,7 +106,7 @@ class VectorIndex:
         self.dimension = codes.dimension
         self.options = options
         self.ids = ids
-        self.ids.flags.writeable = False
+        ids.flags.writeable = False
         self._codes = codes
         self._lists = lists
         self._positions = positions

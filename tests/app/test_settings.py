@@ -221,3 +221,10 @@ def test_every_setting_is_described_and_says_what_it_takes() -> None:
         assert field.description, name
         assert field.description.endswith("."), name
         assert len(allowed_values(name)) > 5, name
+
+
+def test_the_vector_store_is_faiss_or_a_qdrant(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().qdrant is None
+    assert Settings(vector_store="qdrant:http://127.0.0.1:6333").qdrant == "http://127.0.0.1:6333"
+    with pytest.raises(SettingsError, match="not faiss, or qdrant: followed by a URL or a folder"):
+        Settings(vector_store="milvus")

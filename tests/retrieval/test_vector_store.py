@@ -31,14 +31,29 @@ class TestStandardInvertedLists(TestStandard):
             yield RagstoneVectorStore(knowledge_base)
 
 
-@pytest.fixture(params=["flat", "ivf"])
+class TestStandardQdrant(TestStandard):
+    """The same with the vectors in Qdrant, in its local mode."""
+
+    @pytest.fixture
+    def vectorstore(self, tmp_path: Path) -> Iterator[VectorStore]:  # type: ignore[override]
+        embedder = LangChainEmbedder(self.get_embeddings())
+        options = IndexOptions(qdrant=str(tmp_path / "qdrant"))
+        with KnowledgeBase.open(tmp_path / "store", embedder, index=options) as knowledge_base:
+            yield RagstoneVectorStore(knowledge_base)
+
+
+@pytest.fixture(params=["flat", "ivf", "qdrant"])
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[RagstoneVectorStore]:
     """An empty store; everything below holds for every kind of index."""
     if request.param == "ivf":
         monkeypatch.setattr(vector_index, "_EXACT_COMPONENTS", 0)
-    options = IndexOptions(flat_limit=0 if request.param == "ivf" else 100_000)
+    options = {
+        "flat": IndexOptions(),
+        "ivf": IndexOptions(flat_limit=0),
+        "qdrant": IndexOptions(qdrant=str(tmp_path / "qdrant")),
+    }[request.param]
     with KnowledgeBase.open(tmp_path / "store", WordEmbedder(), index=options) as knowledge_base:
         yield RagstoneVectorStore(knowledge_base)
 
