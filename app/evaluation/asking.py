@@ -14,7 +14,7 @@ import httpx
 from app import serve as process
 from app.errors import EvaluationError
 from app.evaluation.records import Case, FoundPassage, Reply, ServerInfo
-from app.evaluation.scoring import is_named
+from app.evaluation.scoring import document_names, folded_name
 
 # Connecting and lists; an answer may take minutes on a slow machine.
 SHORT_CALL_S = 15.0
@@ -28,10 +28,12 @@ class Server:
         self.url = url.rstrip("/")
         if not re.match(r"https?://[^/\s]", self.url):
             raise EvaluationError(f"{url!r} is no address of a server: give one such as http://127.0.0.1:8080")
-        # A proxy for the outside world must not get between: the server is this machine's, or a neighbour.
-        self._http = httpx.Client(
-            base_url=self.url, timeout=httpx.Timeout(ANSWER_S, connect=SHORT_CALL_S), trust_env=False
-        )
+        timeout = httpx.Timeout(ANSWER_S, connect=SHORT_CALL_S)
+        try:
+            # A proxy for the outside world must not get between: the server is this machine's, or a neighbour.
+            self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise EvaluationError(f"{url!r} is no address of a server: {error}") from None
 
     def __enter__(self) -> "Server":
         try:
@@ -48,10 +50,17 @@ class Server:
                 f"the server at {self.url} cannot be asked ({state}): start it with `ragstone serve`, or name another "
                 "one with --url"
             )
-        models = self._list("/v1/models", "data")
-        # Passages name their document by id; what a person calls it is in the list of documents.
-        self._documents = {entry["document_id"]: entry for entry in self._list("/api/v1/documents", "documents")}
-        self.info = ServerInfo(url=self.url, model=models[0]["id"], num_documents=len(self._documents))
+        try:
+            model = self._get("/v1/models")["data"][0]["id"]
+            # Passages name their document by id; what a person calls it is in the list of documents.
+            documents = self._get("/api/v1/documents")["documents"]
+            self._documents = {entry["document_id"]: (entry["title"], entry["source"]) for entry in documents}
+        except (ValueError, LookupError, TypeError) as error:
+            raise EvaluationError(
+                f"{self.url} is no Ragstone server, or one of another version: its lists of models and documents read "
+                f"otherwise ({type(error).__name__}: {error})"
+            ) from None
+        self.info = ServerInfo(url=self.url, model=model, num_documents=len(self._documents))
 
     def __exit__(self, *exception: object) -> None:
         self._http.close()
@@ -59,8 +68,9 @@ class Server:
     def unknown_sources(self, cases: Sequence[Case]) -> list[str]:
         """The sources that cases name and that are no documents of this server, in the order of the cases."""
         names = dict.fromkeys(name for case in cases for name in case.sources)
-        documents = [(entry["title"], entry["source"]) for entry in self._documents.values()]
-        return [name for name in names if not any(is_named(name, title, source) for title, source in documents)]
+        documents = (document_names(title, source) for title, source in self._documents.values())
+        known = frozenset().union(*documents)
+        return [name for name in names if folded_name(name) not in known]
 
     def ask_all(
         self, cases: Sequence[Case], *, parallel: int, collections: Sequence[str] = (), done: Callable[[], object]
@@ -98,26 +108,24 @@ class Server:
 
     def _passage(self, source: dict[str, Any]) -> FoundPassage:
         return FoundPassage(
+            n=source["n"],
             document_id=source["document_id"],
             title=_clean(source["title"]),
-            source=_clean(self._documents.get(source["document_id"], {}).get("source", "")),
+            source=_clean(self._documents.get(source["document_id"], ("", ""))[1]),
             page=source["page"],
             heading=source["heading"] and _clean(source["heading"]),
             text=_clean(source["text"]),
             score=source["score"],
         )
 
-    def _list(self, path: str, key: str) -> list[dict[str, Any]]:
+    def _get(self, path: str) -> Any:
         try:
             response = self._http.get(path, timeout=SHORT_CALL_S)
-            if response.status_code != 200:
-                raise EvaluationError(f"{self.url}{path} answers {_reason(response)}")
-            entries: list[dict[str, Any]] = response.json()[key]
-            return entries
         except httpx.HTTPError as error:
             raise EvaluationError(f"{self.url}{path} does not answer: {type(error).__name__}: {error}") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise EvaluationError(f"{self.url}{path} answers no list: is it a Ragstone server? {error}") from None
+        if response.status_code != 200:
+            raise EvaluationError(f"{self.url}{path} answers {_reason(response)}")
+        return response.json()
 
 
 def _reason(response: httpx.Response) -> str:

@@ -95,7 +95,7 @@ def comparison_report(comparison: Comparison) -> str:
             f"{row.first:.3f}",
             f"{row.second:.3f}",
             f"{row.change.value:+.3f}",
-            f"{row.change.low:+.3f} – {row.change.high:+.3f}",
+            f"{row.change.low:+.3f} to {row.change.high:+.3f}",
             str(row.cases),
         )
         for row in comparison.differences

@@ -40,8 +40,12 @@ class Case(Record):
 
 
 class FoundPassage(Record):
-    """A passage under an answer. `source` is its document's path or address, empty where the server lists none."""
+    """A passage under an answer, which refers to it as [n].
 
+    `source` is its document's path or address, empty where the server lists none.
+    """
+
+    n: int
     document_id: str
     title: str
     source: str

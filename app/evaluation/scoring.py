@@ -50,12 +50,14 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 
+_REFERENCE = re.compile(r"\s*\[(\d+)\]")
+
 
 def score(case: Case, reply: Reply) -> Result:
     """The case's measures, and what is wrong with the reply. One without an answer has no measures."""
     if reply.error is not None:
         return Result(case=case, reply=reply, scores={}, failures=(f"no answer: {reply.error}",))
-    scores = {**_finding(case, reply.passages), **_answering(case, reply.answer)}
+    scores = {**_finding(case, reply.passages), **_answering(case, _without_marks(reply))}
     return Result(case=case, reply=reply, scores=scores, failures=tuple(_failures(case, scores)))
 
 
@@ -138,19 +140,25 @@ def _failures(case: Case, scores: dict[str, float]) -> list[str]:
 
 def _named(case: Case, passage: FoundPassage) -> str | None:
     """By which of the case's sources the passage's document is named, if any."""
-    return next((name for name in case.sources if is_named(name, passage.title, passage.source)), None)
+    names = document_names(passage.title, passage.source)
+    return next((name for name in case.sources if folded_name(name) in names), None)
 
 
-def is_named(name: str, title: str, source: str) -> bool:
-    """Whether `name` means a document: its title, its path or the end of it, or its file name, with suffix or without.
-
-    Case, the kind of slash, and how accents are encoded make no difference.
-    """
-    wanted, title, source = _folded(name).removeprefix("./"), _folded(title), _folded(source)
-    file_name = source.rsplit("/", 1)[-1]
-    names = {title, source, file_name, ntpath.splitext(file_name)[0]}
-    return wanted in names or source.endswith(f"/{wanted}")
+def _without_marks(reply: Reply) -> str:
+    """The answer without its references [n] to passages, which no accepted answer has."""
+    numbers = {str(passage.n) for passage in reply.passages}
+    return _REFERENCE.sub(lambda mark: "" if mark[1] in numbers else mark[0], reply.answer)
 
 
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold()).strip().replace("\\", "/")
+def document_names(title: str, source: str) -> frozenset[str]:
+    """What a document may be called, folded: title, path, each end of the path, and file name without suffix."""
+    path = folded_name(source)
+    parts = path.split("/")
+    ends = ("/".join(parts[start:]) for start in range(1, len(parts)))
+    return frozenset((folded_name(title), path, *ends, ntpath.splitext(parts[-1])[0])) - {""}
+
+
+def folded_name(name: str) -> str:
+    """A document's name as it is compared: case, kind of slash and encoding of accents make no difference."""
+    folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+    return folded.strip().replace("\\", "/").removeprefix("./")

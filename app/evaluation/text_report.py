@@ -49,7 +49,7 @@ def comparison_report(comparison: Comparison) -> str:
         f"{'':<{LABEL_WIDTH}}      A      B    B − A   95% interval    cases",
     ]
     for row in comparison.differences:
-        change = f"{row.change.value:+.3f}   {row.change.low:+.3f} – {row.change.high:+.3f}"
+        change = f"{row.change.value:+.3f}   {row.change.low:+.3f} to {row.change.high:+.3f}"
         clear = "  clear" if row.is_clear else ""
         lines.append(
             f"  {row.measure.label:<{LABEL_WIDTH}}  {row.first:.3f}  {row.second:.3f}  {change}  {row.cases:>5}{clear}"

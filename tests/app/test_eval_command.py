@@ -92,6 +92,7 @@ def test_either_a_file_or_two_runs_must_be_given(arguments: list[str]) -> None:
     [
         ("http://127.0.0.1:9", "cannot be asked .does not answer.: start it with `ragstone serve`"),
         ("ftp://x", "no address"),
+        ("http://127.0.0.1:port", "no address"),
     ],
 )
 def test_without_a_server_it_says_how_to_start_one(url: str, said: str) -> None:

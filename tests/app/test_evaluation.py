@@ -13,7 +13,7 @@ from app.evaluation.cases import read_cases
 from app.evaluation.comparison import compare
 from app.evaluation.records import Case, FoundPassage, Reply, Result, Run, ServerInfo, read_run
 from app.evaluation.running import Output
-from app.evaluation.scoring import figures, is_named, is_refusal, score
+from app.evaluation.scoring import document_names, figures, folded_name, is_refusal, score
 from retrieval.metrics import mean_interval, proportion
 
 # ── cases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -108,7 +108,9 @@ def test_a_file_that_holds_no_text_is_refused(tmp_path: Path, data: bytes, fault
 
 
 def found(text: str, source: str = "b.md", title: str = "B", page: int | None = None) -> FoundPassage:
-    return FoundPassage(document_id=source, title=title, source=source, page=page, heading=None, text=text, score=0.5)
+    return FoundPassage(
+        n=4, document_id=source, title=title, source=source, page=page, heading=None, text=text, score=0.5
+    )
 
 
 CASE = Case(id="1", line=1, question="When?", answers=("in 1919",), expected=("1919",), sources=("a.md",))
@@ -129,6 +131,12 @@ def test_a_right_reply_has_its_measures_and_nothing_wrong() -> None:
         "f1": pytest.approx(2 * 2 / (4 + 2)),
     }
     assert result.failures == ()
+
+
+def test_references_to_passages_are_no_part_of_an_answer() -> None:
+    answered = Case(id="1", line=1, question="?", answers=("a[7] in 1919",))
+    reply = Reply(answer="a[7] in 1919 [4].", passages=(found("It was 1919."),))
+    assert score(answered, reply).scores["exact_match"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -183,8 +191,13 @@ def test_what_is_wrong_is_said_in_words(case: Case, reply: Reply, failures: list
     ],
 )
 def test_a_source_may_be_named_by_title_path_or_file_name(name: str, is_meant: bool) -> None:
-    assert is_named(name, "The Guide", "docs/en/guide.v2.pdf") is is_meant
-    assert is_named("Über.md", "", "U\u0308ber.md")
+    assert (folded_name(name) in document_names("The Guide", "docs/en/guide.v2.pdf")) is is_meant
+
+
+def test_names_of_documents_fold_accents_and_an_address_is_one_too() -> None:
+    assert folded_name("Über.md") in document_names("", "U\u0308ber.md")
+    assert folded_name("https://example.org/a/B.html") in document_names("B", "https://example.org/a/b.html")
+    assert "" not in document_names("", "")
 
 
 @pytest.mark.parametrize(
