@@ -23,13 +23,15 @@ from langchain_core.runnables.config import ensure_config, patch_config
 from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
 from pydantic import BaseModel, Field
 
+from app.answering import Answering, Grounding, Material, grounded, left_out, unchecked
 from app.chains import State
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS
 from app.errors import MissingSessionError, RequestError
 from app.history import ConversationStore, Turn, TurnResult
 from app.memory import MemoryRule
+from app.small_talk import is_small_talk
 from app.turn_lock import TurnLocks
-from app.turn_prompt import CountTokens, PassageRule, TurnDraft, write_turn
+from app.turn_prompt import CountTokens, PassageRule, TurnDraft, write_excerpt_turn, write_turn
 from engine.errors import PromptTooLongError
 
 logger = logging.getLogger(__name__)
@@ -56,10 +58,14 @@ class Source(BaseModel):
 
 
 class ChatOutput(BaseModel):
-    """What /chat answers. When streamed, `sources` come once and first, then the answer in pieces."""
+    """What /chat answers. When streamed, `sources` come once and first, the answer in pieces, `grounding` last.
+
+    `grounding` is missing where answers are not checked (`grounding = off`).
+    """
 
     answer: str
     sources: list[Source]
+    grounding: Grounding | None = None
 
 
 CONFIG_SPECS = [
@@ -105,6 +111,7 @@ class _OpenTurn:
     answer: list[str] = field(default_factory=list)
     completed: bool = False
     refused: bool = False
+    grounding: dict[str, Any] | None = None
 
     @property
     def key(self) -> tuple[str, str]:
@@ -129,6 +136,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         passages: PassageRule,
         room: ModelRoom,
         count_tokens: CountTokens,
+        answering: Answering | None = None,
     ) -> None:
         self.name = "chat"
         self._retrieval = retrieval
@@ -139,6 +147,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         self._passages = passages
         self._room = room
         self._count_tokens = count_tokens
+        self._answering = answering
         self._closing: set[asyncio.Task[None]] = set()
 
     # ── what LangChain asks of a Runnable ────────────────────────────────────────────────────────────────────────────
@@ -209,14 +218,15 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             state = await self._retrieval.ainvoke(state, child)
             turn.draft = state["turn"]
             yield AddableDict(sources=state["turn"].sources)
-            answer = self._answer.astream({"history": state["history"], "prompt": state["turn"].prompt}, child)
-            async with aclosing(answer) as deltas:  # type: ignore[type-var]
-                async for delta in deltas:
-                    turn.answer.append(delta)
-                    if delta:
-                        yield AddableDict(answer=delta)
-            if not any(turn.answer):
-                yield AddableDict(answer="")  # so that the key is there, by invoke as by stream
+            async with aclosing(self._pieces(state, child)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Grounding):
+                        turn.grounding = piece.model_dump()
+                    elif piece:
+                        turn.answer.append(piece)
+                        yield AddableDict(answer=piece)
+            if turn.grounding is not None:
+                yield AddableDict(grounding=turn.grounding)
             turn.completed = True
         except (RequestError, PromptTooLongError):
             turn.refused = not turn.answer
@@ -228,6 +238,26 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
 
+    async def _pieces(self, state: State, config: RunnableConfig) -> AsyncGenerator[str | Grounding, None]:
+        """The answer in pieces; at last its grounding, where answers are checked."""
+        draft: TurnDraft = state["turn"]
+
+        def deltas() -> AsyncIterator[str]:
+            return self._answer.astream({"history": state["history"], "prompt": draft.prompt}, config)
+
+        if self._answering is None or draft.ranking is None:
+            mode = self._answering.mode if self._answering else "off"
+            answer = unchecked(mode, deltas)
+        else:
+            numbers = [source["n"] for source in draft.sources]
+            answer = grounded(self._answering, Material(draft.passages, numbers, draft.ranking), deltas)
+        async with aclosing(answer) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Grounding):
+                    piece.left_out = [left_out(passage, num_tokens) for passage, num_tokens in draft.left_out]
+                if not isinstance(piece, Grounding) or self._answering is not None:
+                    yield piece
+
     def _open(self, turn: _OpenTurn, options: dict[str, Any]) -> State:
         """Notes the question and chooses what the model is shown. Blocks; runs in a worker thread."""
         turns = [self._sized(earlier) for earlier in self._store.turns(*turn.key)]
@@ -236,10 +266,15 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         if fixed > room:
             raise PromptTooLongError(fixed, self._room.max_model_len, self._room.max_tokens)
         wants_passages = options.get("retrieval", True) is not False and self._passages.count > 0
+        if self._answering is not None and is_small_talk(turn.question):
+            wants_passages = False
         # At most half of what the question leaves, so that passages never push a whole conversation out.
         passage_tokens = min(self._passages.max_tokens, (room - fixed) // 2) if wants_passages else 0
         start = self._window_start(turn, turns, used=fixed + passage_tokens)
-        shown = [earlier for earlier in turns[start:] if earlier.answer or earlier.messages]
+        # A stub that somebody stopped is left out: a small model would take it for the way to answer.
+        shown = [
+            earlier for earlier in turns[start:] if earlier.messages or (earlier.answer and not earlier.interrupted)
+        ]
         turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question)
         return {
             "input": turn.question,
@@ -251,6 +286,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
                 for source in earlier.sources
                 if source["n"] in earlier.placed
             },
+            "numbers": {source["text"]: source["n"] for earlier in turns for source in earlier.sources},
             "next_number": 1 + max((source["n"] for earlier in turns for source in earlier.sources), default=0),
             "passage_tokens": passage_tokens,
             "k": self._passages.count if wants_passages else 0,
@@ -289,6 +325,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             placed=draft.placed,
             num_tokens=self._size(draft.prompt) + self._size(answer),
             interrupted=not turn.completed,
+            grounding=turn.grounding,
         )
         self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
 
@@ -303,19 +340,35 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         return replace(turn, num_tokens=sum(self._size(message.text) for message in _as_sent(turn)))
 
 
-def turn_writer(passages: PassageRule, count_tokens: CountTokens) -> Callable[[State], TurnDraft]:
+def turn_writer(
+    rule: PassageRule, count_tokens: CountTokens, answering: Answering | None = None
+) -> Callable[[State], TurnDraft]:
     """`write_turn` for the retrieval chain, over the state that a ConversationChain makes."""
 
     def write(state: State) -> TurnDraft:
-        return write_turn(
+        passages = [passage for passage in state["passages"] if passage.score >= rule.min_score]
+        is_checked = answering is not None and state["k"] > 0
+        if answering is not None and is_checked and answering.mode == "strict":
+            return write_excerpt_turn(
+                state["input"],
+                passages,
+                answering.rank(state["queries"], passages),
+                numbers=state["numbers"],
+                next_number=state["next_number"],
+                max_tokens=state["passage_tokens"],
+                count_tokens=count_tokens,
+            )
+        draft = write_turn(
             state["input"],
-            state["passages"],
+            passages,
             known=state["known"],
             next_number=state["next_number"],
             max_tokens=state["passage_tokens"],
-            min_score=passages.min_score,
             count_tokens=count_tokens,
         )
+        if answering is not None and is_checked:
+            draft.ranking = answering.rank(state["queries"], draft.passages)
+        return draft
 
     return write
 

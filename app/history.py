@@ -8,7 +8,7 @@ import json
 import sqlite3
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from langchain_core.messages import (
 
 from app.errors import DataFolderError, NotFoundError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TITLE_CHARS = 80
 
 SCHEMA = """
@@ -40,7 +40,7 @@ CREATE TABLE conversations (
 CREATE TABLE turns (
     user TEXT NOT NULL, session_id TEXT NOT NULL, number INTEGER NOT NULL,
     question TEXT NOT NULL, prompt TEXT NOT NULL, answer TEXT NOT NULL, sources TEXT NOT NULL, placed TEXT NOT NULL,
-    num_tokens INTEGER NOT NULL, interrupted INTEGER NOT NULL, messages TEXT, created_at TEXT NOT NULL,
+    num_tokens INTEGER NOT NULL, interrupted INTEGER NOT NULL, messages TEXT, created_at TEXT NOT NULL, grounding TEXT,
     PRIMARY KEY (user, session_id, number),
     FOREIGN KEY (user, session_id) REFERENCES conversations (user, session_id) ON DELETE CASCADE
 );
@@ -66,6 +66,8 @@ class Turn:
     messages: tuple[BaseMessage, ...] = ()
     """The turn's messages where they are more than a question and an answer (tool calls, system messages)."""
     created_at: str = ""
+    grounding: dict[str, Any] | None = None
+    """How the answer stands to its sources (`app/answering.py`); None where it was not checked."""
 
     def as_messages(self) -> list[BaseMessage]:
         """The turn as LangChain messages, without passages."""
@@ -98,6 +100,7 @@ class TurnResult:
     num_tokens: int = 0
     interrupted: bool = False
     messages: Sequence[BaseMessage] = field(default=())
+    grounding: Mapping[str, Any] | None = None
 
 
 class ConversationStore(ABC):
@@ -171,6 +174,9 @@ class SQLiteConversationStore(ConversationStore):
             )
         if version == 0:
             self._connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
+        if version == 1:
+            added = "ALTER TABLE turns ADD COLUMN grounding TEXT"
+            self._connection.executescript(f"BEGIN; {added}; PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -203,8 +209,8 @@ class SQLiteConversationStore(ConversationStore):
 
     def turns(self, user: str, session_id: str) -> list[Turn]:
         rows = self._rows(
-            "SELECT number, question, prompt, answer, sources, placed, num_tokens, interrupted, messages, created_at "
-            "FROM turns WHERE user = ? AND session_id = ? ORDER BY number",
+            "SELECT number, question, prompt, answer, sources, placed, num_tokens, interrupted, messages, created_at, "
+            "grounding FROM turns WHERE user = ? AND session_id = ? ORDER BY number",
             user,
             session_id,
         )
@@ -222,7 +228,7 @@ class SQLiteConversationStore(ConversationStore):
                 "SELECT coalesce(max(number) + 1, 0) FROM turns WHERE user = ? AND session_id = ?", (user, session_id)
             ).fetchone()
             connection.execute(
-                "INSERT INTO turns VALUES (?, ?, ?, ?, '', '', '[]', '[]', 0, 1, NULL, ?)",
+                "INSERT INTO turns VALUES (?, ?, ?, ?, '', '', '[]', '[]', 0, 1, NULL, ?, NULL)",
                 (user, session_id, index, question, now),
             )
         return int(index)
@@ -232,7 +238,7 @@ class SQLiteConversationStore(ConversationStore):
         with self._transaction() as connection:
             connection.execute(
                 "UPDATE turns SET prompt = ?, answer = ?, sources = ?, placed = ?, num_tokens = ?, interrupted = ?, "
-                "messages = ? WHERE user = ? AND session_id = ? AND number = ?",
+                "messages = ?, grounding = ? WHERE user = ? AND session_id = ? AND number = ?",
                 (
                     result.prompt,
                     result.answer,
@@ -241,6 +247,7 @@ class SQLiteConversationStore(ConversationStore):
                     result.num_tokens,
                     int(result.interrupted),
                     None if messages is None else json.dumps(messages),
+                    None if result.grounding is None else json.dumps(result.grounding),
                     user,
                     session_id,
                     index,
@@ -357,7 +364,7 @@ def _plain(message: BaseMessage) -> BaseMessage:
 
 
 def _turn(row: tuple[Any, ...]) -> Turn:
-    index, question, prompt, answer, sources, placed, num_tokens, interrupted, messages, created_at = row
+    index, question, prompt, answer, sources, placed, num_tokens, interrupted, messages, created_at, grounding = row
     return Turn(
         index=index,
         question=question,
@@ -369,6 +376,7 @@ def _turn(row: tuple[Any, ...]) -> Turn:
         interrupted=bool(interrupted),
         messages=tuple(messages_from_dict(json.loads(messages))) if messages else (),
         created_at=created_at,
+        grounding=json.loads(grounding) if grounding else None,
     )
 
 

@@ -10,13 +10,14 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.runnables import Runnable
 
 from app import chains, models
+from app.answering import Answering
 from app.chat_model import ChatRagstone
 from app.conversation import DEFAULT_USER, ConversationChain, ModelRoom, turn_writer
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, engine_config
@@ -32,14 +33,16 @@ from retrieval.records import IngestResult, Passage
 if TYPE_CHECKING:
     from engine import AsyncEngine
     from retrieval import KnowledgeBase
+    from retrieval.embeddings import Vectors
 
 logger = logging.getLogger(__name__)
 
 HANDBOOK = Path(__file__).resolve().parent.parent / "data" / "handbook"
 HANDBOOK_COLLECTION = "handbook"
 
-# Models with fewer parameters rewrite follow-up questions worse than search can do without them.
-REWRITING_PARAMETERS = 1_000_000_000
+# Models with fewer parameters rewrite follow-up questions worse than search can do without them, and their answers are
+# held to the sources.
+TRUSTED_PARAMETERS = 1_000_000_000
 
 # How long a client that came too early should wait before it asks again.
 RETRY_AFTER_S = 2
@@ -213,9 +216,10 @@ class Services:
             timeout=settings.request_timeout_s,
         )
         passages = PassageRule(settings.num_passages, settings.max_passage_tokens, settings.min_passage_score)
+        answering = self._answering()
         self._chat = ConversationChain(
             retrieval=chains.retrieval_chain(
-                self._condenser(model), self._search, turn_writer(passages, client.count_tokens)
+                self._condenser(model), self._search, turn_writer(passages, client.count_tokens, answering)
             ),
             answer=chains.answer_chain(model, settings.system_prompt),
             store=self.history,
@@ -228,6 +232,7 @@ class Services:
                 system_tokens=client.count_tokens(settings.system_prompt) + MESSAGE_OVERHEAD_TOKENS,
             ),
             count_tokens=client.count_tokens,
+            answering=answering,
         )
         self._llm = chains.llm_chain(model)
 
@@ -240,9 +245,23 @@ class Services:
     def _condenser(self, model: ChatRagstone) -> Runnable[dict[str, Any], list[str]]:
         if not self.settings.condense_question:
             return chains.no_condensing()
-        if self.engine_while_loading.num_parameters < REWRITING_PARAMETERS:
+        if self.engine_while_loading.num_parameters < TRUSTED_PARAMETERS:
             return chains.condense_by_context()
         return chains.condense_by_model(model, self.settings.system_prompt)
+
+    def _answering(self) -> Answering | None:
+        mode = self.settings.grounding
+        if mode == "auto":
+            mode = "strict" if self.engine_while_loading.num_parameters < TRUSTED_PARAMETERS else "mark"
+        if mode == "off":
+            return None
+        return Answering(mode, self._term_weights, self._embed)
+
+    def _term_weights(self, terms: Collection[str]) -> dict[str, float]:
+        return self.knowledge_base.term_weights(terms)
+
+    def _embed(self, texts: Sequence[str]) -> "Vectors":
+        return self.knowledge_base.embedder.embed_passages(texts)
 
     def _search(self, queries: Sequence[str], k: int, *, collections: Sequence[str] | None, user: str) -> list[Passage]:
         with self.metrics.retrieval_seconds.time():

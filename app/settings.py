@@ -112,6 +112,11 @@ class Settings(BaseSettings):
     seed: int | None = Field(None, description="Seed for sampling (default: another for each request).")
     max_tokens: int = Field(256, ge=1, description="Longest answer in tokens, where a request names none.")
     system_prompt: str = Field(DEFAULT_SYSTEM_PROMPT, description="What the model is told before every conversation.")
+    grounding: Literal["auto", "off", "mark", "strict"] = Field(
+        "auto",
+        description="strict: only what the sources support, else a quotation; mark: unsupported sentences are marked; "
+        "off: unchecked; auto: strict for models under a billion parameters, else mark.",
+    )
     condense_question: bool = Field(True, description="Make a follow-up question self-contained before searching.")
     request_timeout_s: float = Field(300.0, gt=0, description="Longest time that one answer may take.")
 

@@ -5,13 +5,17 @@ and the prefix cache holds the rest; a passage that is already in sight is point
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
+from retrieval.evidence import Ranking
 from retrieval.records import Passage
 
 CountTokens = Callable[[str], int]
 
+# How many sentences a small model is shown where it is shown sentences.
+NUM_EXCERPTS = 3
 # Stands between the passages and the question.
 QUESTION_LEAD = "Answer from the passages above, in one or two sentences: "
 
@@ -29,13 +33,17 @@ class PassageRule:
 class TurnDraft:
     """A turn before it is answered: what the model is sent, and what it draws on.
 
-    `sources` are all passages that count for this turn, best first; `placed` the numbers of those that stand in
-    `prompt`.
+    `passages` and `sources` are all that count for this turn, best first; `placed` the numbers of those that stand
+    whole in `prompt`; `left_out` what was found and had no room there, with sizes in tokens. `ranking` is the evidence
+    for the question in `passages`, None where answers are not checked.
     """
 
     prompt: str
     sources: list[dict[str, Any]] = field(default_factory=list)
     placed: list[int] = field(default_factory=list)
+    passages: list[Passage] = field(default_factory=list)
+    left_out: list[tuple[Passage, int]] = field(default_factory=list)
+    ranking: Ranking | None = None
 
 
 def write_turn(
@@ -45,7 +53,6 @@ def write_turn(
     known: Mapping[str, int],
     next_number: int,
     max_tokens: int,
-    min_score: float,
     count_tokens: CountTokens,
 ) -> TurnDraft:
     """The turn's text and sources.
@@ -61,18 +68,18 @@ def write_turn(
     in_sight: list[int] = []
     left = max_tokens
     for passage in passages:
-        if passage.score < min_score:
-            continue
         number = known.get(passage.text)
         if number is None:
             number = next_number + len(blocks)
             block = passage_block(number, passage)
             size = count_tokens(block)
             if size > left and blocks:
+                draft.left_out.append((passage, size))
                 continue
             if size > left:
                 block = _cut(block, left, count_tokens)
                 if not block:
+                    draft.left_out.append((passage, size))
                     continue
             left -= size
             blocks.append(block)
@@ -80,7 +87,48 @@ def write_turn(
         else:
             in_sight.append(number)
         draft.sources.append(source_of(number, passage))
+        draft.passages.append(passage)
     draft.prompt = _join(question, blocks, in_sight)
+    return draft
+
+
+def write_excerpt_turn(
+    question: str,
+    passages: Sequence[Passage],
+    ranking: Ranking,
+    *,
+    numbers: Mapping[str, int],
+    next_number: int,
+    max_tokens: int,
+    count_tokens: CountTokens,
+) -> TurnDraft:
+    """The turn for a model that cannot find its way in whole passages: it is shown only their best sentences.
+
+    All passages are sources; an excerpt that does not fit into `max_tokens` is left out. `numbers` holds the text of
+    each passage that the conversation knows -> its number there. Where nothing in the passages is about the question,
+    the prompt is the question alone.
+    """
+    draft = TurnDraft(prompt=question, passages=list(passages), ranking=ranking)
+    fresh = count(next_number)
+    for passage in passages:
+        number = numbers.get(passage.text)
+        draft.sources.append(source_of(next(fresh) if number is None else number, passage))
+    if not ranking.is_answerable:
+        return draft
+    blocks: list[str] = []
+    left = max_tokens
+    best = ranking.ranked[:NUM_EXCERPTS]
+    for index in dict.fromkeys(evidence.passage for evidence in best):
+        chosen = sorted((evidence for evidence in best if evidence.passage == index), key=lambda item: item.index)
+        excerpt = " ".join(evidence.text for evidence in chosen)
+        block = passage_block(draft.sources[index]["n"], replace(passages[index], text=excerpt))
+        size = count_tokens(block)
+        if size > left:
+            draft.left_out.append((passages[index], size))
+            continue
+        left -= size
+        blocks.append(block)
+    draft.prompt = _join(question, blocks, [])
     return draft
 
 

@@ -88,7 +88,10 @@ class KeywordIndex:
         return scores
 
     def term_weights(self, wanted: Collection[str]) -> dict[str, float]:
-        """Inverse document frequencies, ln(1 + (N - n + 0.5) / (n + 0.5)) as in Lucene; n is 0 for a new term."""
+        """Inverse document frequencies, ln(1 + (N - n + 0.5) / (n + 0.5)) as in Lucene, n being 1 at least.
+
+        In a small store a term that no chunk holds would else outweigh all that some do: in three chunks, twice over.
+        """
         total = len(self._rows)
         frequencies = (
             np.diff(self._scorer.scores["indptr"]) if self._scorer is not None else np.zeros(0, dtype=np.int64)
@@ -96,8 +99,8 @@ class KeywordIndex:
 
         def weight(term: str) -> float:
             row = self._vocabulary.get(term, -1)
-            frequency = int(frequencies[row]) if 0 <= row < len(frequencies) else 0
-            return math.log1p((total - frequency + 0.5) / (frequency + 0.5))
+            frequency = max(1, int(frequencies[row])) if 0 <= row < len(frequencies) else 1
+            return math.log1p(max(0.0, total - frequency + 0.5) / (frequency + 0.5))
 
         return {term: weight(term) for term in wanted}
 

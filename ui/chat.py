@@ -204,6 +204,7 @@ class Chat:
                     turn.is_accepted = True
                     if part.sources is not None:
                         turn.sources = part.sources
+                    turn.not_found = turn.not_found or part.not_found
                     if part.text:
                         turn.answer += part.text
                         turn.state = TurnState.STREAMING

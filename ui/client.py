@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 
-from ui.conversation import Source, Turn
+from ui.conversation import Source, Turn, is_not_found
 from ui.errors import (
     AnswerBrokenOffError,
     ApiFaultError,
@@ -46,10 +46,11 @@ class Health:
 
 @dataclass(frozen=True)
 class AnswerPart:
-    """One item of a streamed answer: the sources (once, first) or the next piece of text."""
+    """One item of a streamed answer: the sources (once, first), the next piece of text, or (last) how it ended."""
 
     text: str = ""
     sources: list[Source] | None = None
+    not_found: bool = False
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,8 @@ def _answer_parts(event: ServerSentEvent) -> list[AnswerPart]:
             parts.append(AnswerPart(sources=[Source.from_json(source) for source in chunk["sources"]]))
         if chunk.get("answer"):
             parts.append(AnswerPart(text=str(chunk["answer"])))
+        if is_not_found(chunk.get("grounding")):
+            parts.append(AnswerPart(not_found=True))
     return parts
 
 

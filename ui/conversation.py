@@ -33,6 +33,11 @@ class Source:
         )
 
 
+def is_not_found(grounding: Any) -> bool:
+    """Whether the API's `grounding` of an answer, which may be missing, says that the documents do not hold it."""
+    return isinstance(grounding, Mapping) and grounding.get("state") == "not_found"
+
+
 class TurnState(StrEnum):
     """How far the answer to a question has come."""
 
@@ -47,7 +52,8 @@ class TurnState(StrEnum):
 class Turn:
     """A question with what there is of its answer. `sources` is None until the server has named them.
 
-    `is_accepted`: the server has taken the question, so that it keeps (or will keep) this turn too.
+    `is_accepted`: the server has taken the question, so that it keeps (or will keep) this turn too. `not_found`: the
+    documents do not hold the answer, and the sources are only what comes nearest.
     """
 
     question: str
@@ -56,6 +62,7 @@ class Turn:
     state: TurnState = TurnState.WAITING
     error: str = ""
     is_accepted: bool = False
+    not_found: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -71,6 +78,7 @@ class Turn:
             sources=[Source.from_json(source) for source in value.get("sources") or []],
             state=TurnState.STOPPED if value.get("interrupted") else TurnState.DONE,
             is_accepted=True,
+            not_found=is_not_found(value.get("grounding")),
         )
 
 

@@ -111,7 +111,8 @@ def sources_html(turn: Turn) -> str:
     if not turn.sources:
         return "" if turn.is_open else '<p class="mark no-sources">No passage of your documents fits this question.</p>'
     cards = "".join(_source_html(source) for source in turn.sources)
-    return f'<section class="sources" aria-label="Sources"><h4>Sources</h4>{cards}</section>'
+    title = "Nearest passages" if turn.not_found else "Sources"
+    return f'<section class="sources" aria-label="Sources"><h4>{title}</h4>{cards}</section>'
 
 
 def _source_html(source: Source) -> str:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
+from app.answering import Grounding
 from app.conversation import DEFAULT_USER, Source
 from app.errors import NotFoundError
 from app.history import require_conversation
@@ -38,6 +39,7 @@ class TurnEntry(BaseModel):
     sources: Sequence[Source]
     interrupted: bool
     created_at: str
+    grounding: Grounding | None = None
 
 
 class ConversationDetail(BaseModel):

@@ -85,7 +85,11 @@ class ScriptedKnowledgeBase:
 def scripted_app(
     folder: Path, client: ScriptedEngineClient | None = None, found: Sequence[Passage] | None = None, **settings: Any
 ) -> FastAPI:
-    """The application with a scripted engine and knowledge base; everything else is real."""
+    """The application with a scripted engine and knowledge base; everything else is real.
+
+    What a script says has no source, so it is not checked unless a test asks for that.
+    """
+    settings.setdefault("grounding", "off")
     app = create_app(Settings(data_dir=folder, model="scripted", **settings))
     services: Services = app.state.services
 

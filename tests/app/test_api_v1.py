@@ -167,7 +167,7 @@ def test_conversations_are_listed_read_and_deleted(server):
     )
     assert turn["interrupted"] is False
     assert turn["sources"][0]["title"] == "Latency"
-    assert sorted(turn) == ["answer", "created_at", "index", "interrupted", "question", "sources"]
+    assert sorted(turn) == ["answer", "created_at", "grounding", "index", "interrupted", "question", "sources"]
     assert [server.client.delete("/api/v1/conversations/read me").status_code for _ in range(2)] == [204, 404]
     assert server.client.get("/api/v1/conversations/read me").status_code == 404
 

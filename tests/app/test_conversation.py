@@ -8,6 +8,7 @@ import pytest
 from langchain_core.runnables.utils import AddableDict
 
 from app import chains
+from app.answering import NO_ANSWER
 from app.chat_model import ChatRagstone
 from app.conversation import ChatInput, ChatOutput, ConversationChain, ModelRoom, turn_writer
 from app.errors import MissingSessionError, RequestError
@@ -24,7 +25,9 @@ SYSTEM = "You answer {briefly}."
 class Setup:
     """A conversation chain over scripted parts; `found` is what every search finds."""
 
-    def __init__(self, folder, client=None, *, memory=None, passages=None, max_model_len=1000, max_tokens=100):
+    def __init__(
+        self, folder, client=None, *, memory=None, passages=None, max_model_len=1000, max_tokens=100, answering=None
+    ):
         self.client = client or ScriptedEngineClient()
         self.store = SQLiteConversationStore(folder / "history.sqlite3")
         self.locks = TurnLocks()
@@ -34,7 +37,7 @@ class Setup:
         model = ChatRagstone(model="scripted", client=self.client, temperature=0)
         self.chain = ConversationChain(
             retrieval=chains.retrieval_chain(
-                chains.condense_by_context(), self.search, turn_writer(rule, self.client.count_tokens)
+                chains.condense_by_context(), self.search, turn_writer(rule, self.client.count_tokens, answering)
             ),
             answer=chains.answer_chain(model, SYSTEM),
             store=self.store,
@@ -43,6 +46,7 @@ class Setup:
             passages=rule,
             room=ModelRoom(max_model_len, max_tokens, system_tokens=11),
             count_tokens=self.client.count_tokens,
+            answering=answering,
         )
 
     def search(self, queries, k, *, collections, user):
@@ -216,7 +220,7 @@ async def test_a_broken_answer_is_kept_and_the_next_turn_goes_on(tmp_path):
     assert [(turn.answer, turn.interrupted) for turn in setup.turns()] == [("one", True)]
     client.error = None
     await setup.chain.ainvoke({"input": "again"}, config())
-    assert [message["content"] for message in client.requests[1]["messages"][2:3]] == ["one"]
+    assert [message["role"] for message in client.requests[1]["messages"]] == ["system", "user"]
 
 
 async def test_a_turn_that_broke_before_its_first_token_is_not_shown_to_the_model(tmp_path):
@@ -238,9 +242,9 @@ async def test_a_failing_search_is_reported_and_frees_the_conversation(setup):
     assert [(turn.answer, turn.interrupted) for turn in setup.turns()] == [("", True)]
 
 
-async def test_an_answer_without_tokens_still_has_an_answer(tmp_path):
+async def test_an_answer_without_tokens_is_said_to_be_none(tmp_path):
     setup = Setup(tmp_path, ScriptedEngineClient([]))
-    assert (await setup.chain.ainvoke({"input": "q"}, config()))["answer"] == ""
+    assert (await setup.chain.ainvoke({"input": "q"}, config()))["answer"] == NO_ANSWER
     assert [turn.interrupted for turn in setup.turns()] == [False]
 
 

@@ -114,6 +114,18 @@ def test_a_store_of_a_newer_version_is_refused(path):
         SQLiteConversationStore(path)
 
 
+def test_a_store_of_the_version_before_is_brought_up_to_date(store, path):
+    add(store, "q")
+    store.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE turns DROP COLUMN grounding")
+        connection.execute("PRAGMA user_version=1")
+    upgraded = SQLiteConversationStore(path)
+    assert [(turn.question, turn.grounding) for turn in upgraded.turns("local", "s")] == [("q", None)]
+    upgraded.finish_turn("local", "s", 0, TurnResult(answer="a", grounding={"state": "answered"}))
+    assert upgraded.turns("local", "s")[0].grounding == {"state": "answered"}
+
+
 def test_a_file_that_is_no_database_is_refused_by_name(path):
     path.write_bytes(b"not a database, but long enough to be looked at" * 20)
     with pytest.raises(DataFolderError, match=r"history\.sqlite3: conversations cannot be stored there"):

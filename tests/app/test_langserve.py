@@ -27,7 +27,9 @@ def config(session_id):
 
 def test_invoke_answers_with_the_right_source(server):
     reply = server.post("/chat/invoke", question(TTFT, "invoke")).json()
-    assert sorted(reply["output"]) == ["answer", "sources"]
+    assert sorted(reply["output"]) == ["answer", "grounding", "sources"]
+    (sentence,) = reply["output"]["grounding"]["sentences"]
+    assert (sentence["n"], sentence["supported"]) == (1, True)
     first = reply["output"]["sources"][0]
     assert sorted(first) == SOURCE_KEYS
     assert (first["n"], first["title"], first["heading"]) == (1, "Latency", "TTFT")
@@ -49,7 +51,8 @@ def test_stream_sends_metadata_sources_deltas_and_end(server):
     assert list(json.loads(found[0][1])) == ["run_id"]
     chunks = [json.loads(data) for name, data in found if name == "data"]
     assert list(chunks[0]) == ["sources"]
-    assert all(list(chunk) == ["answer"] for chunk in chunks[1:])
+    assert all(list(chunk) == ["answer"] for chunk in chunks[1:-1])
+    assert list(chunks[-1]) == ["grounding"]
     assert len(chunks) > 3
 
 
@@ -103,7 +106,7 @@ async def test_log_and_events_of_a_run_reach_the_client(server):
     final = None
     async for patch in chat.astream_log({"input": TTFT}, config("log")):
         final = patch if final is None else final + patch
-    assert sorted(final.state["final_output"]) == ["answer", "sources"]
+    assert sorted(final.state["final_output"]) == ["answer", "grounding", "sources"]
     kinds = [
         entry["event"] async for entry in chat.astream_events({"input": TTFT}, version="v2", config=config("events"))
     ]
@@ -140,7 +143,7 @@ def test_the_second_turn_of_a_conversation_reuses_the_prefix(server):
     hits = stats().num_prefix_hits
     queries = stats().num_prefix_queries
     server.post("/chat/invoke", question("And what else?", "prefix"))
-    assert stats().num_prefix_hits - hits >= 100
+    assert stats().num_prefix_hits - hits >= 48
     assert stats().num_prefix_hits - hits >= (stats().num_prefix_queries - queries) // 2
 
 

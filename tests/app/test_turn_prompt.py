@@ -1,7 +1,9 @@
 """How a turn reads to the model."""
 
-from app.turn_prompt import QUESTION_LEAD, write_turn
+from app.turn_prompt import QUESTION_LEAD, write_excerpt_turn, write_turn
+from retrieval.evidence import rank_sentences
 from tests.app.scripted import passage
+from tests.retrieval.word_embedder import WordEmbedder
 
 
 def words(text: str) -> int:
@@ -9,7 +11,7 @@ def words(text: str) -> int:
 
 
 def write(question="What?", passages=(), **options):
-    given = {"known": {}, "next_number": 1, "max_tokens": 100, "min_score": 0.0, "count_tokens": words, **options}
+    given = {"known": {}, "next_number": 1, "max_tokens": 100, "count_tokens": words, **options}
     return write_turn(question, passages, **given)
 
 
@@ -60,8 +62,37 @@ def test_the_first_passage_is_cut_rather_than_left_out():
     assert draft.sources[0]["text"] == "one two three four five six"
 
 
-def test_passages_below_the_score_are_left_out():
-    assert write(passages=[passage("Text.")], min_score=0.95).sources == []
+def test_what_had_no_room_is_reported_with_its_size():
+    draft = write(passages=[passage("one two"), passage("three four five six")], max_tokens=6)
+    assert [(left.text, size) for left, size in draft.left_out] == [("three four five six", 6)]
+    assert [source["text"] for source in draft.sources] == ["one two"]
+
+
+def excerpts(question, *texts, max_tokens=100, numbers=None):
+    found = [passage(text) for text in texts]
+    ranking = rank_sentences([question], found, lambda terms: dict.fromkeys(terms, 1.0), WordEmbedder().embed_passages)
+    return write_excerpt_turn(
+        question, found, ranking, numbers=numbers or {}, next_number=5, max_tokens=max_tokens, count_tokens=words
+    )
+
+
+def test_a_small_model_is_shown_the_best_sentences_and_readers_all_passages():
+    texts = ("Paris is large. It rains there. The Louvre opened in 1793.", "Rome is old.")
+    draft = excerpts("When was the Louvre opened?", *texts, numbers={texts[1]: 2})
+    assert "The Louvre opened in 1793." in draft.prompt
+    assert draft.prompt.endswith(f"{QUESTION_LEAD}When was the Louvre opened?")
+    assert [(source["n"], source["text"]) for source in draft.sources] == [(5, texts[0]), (2, texts[1])]
+    assert draft.placed == []
+
+
+def test_without_evidence_the_prompt_is_the_question():
+    assert excerpts("Who wrote Hamlet?", "Trains leave at noon.").prompt == "Who wrote Hamlet?"
+
+
+def test_an_excerpt_without_room_is_reported():
+    draft = excerpts("When was the Louvre opened?", "The Louvre opened in 1793.", max_tokens=3)
+    assert [left.text for left, _ in draft.left_out] == ["The Louvre opened in 1793."]
+    assert draft.prompt == "When was the Louvre opened?"
 
 
 def test_braces_and_control_tokens_of_documents_are_plain_text():

@@ -86,7 +86,9 @@ def test_a_long_sentence_loses_clauses_that_the_question_does_not_touch():
         "was opened in 1887, to the joy of the whole town, which had waited, as people said."
     )
     short = trimmed(sentence, {"museum", "open"}, QuestionKind.TIME, "When was the museum opened?")
-    assert short == ("… and against the advice of all, the museum was opened in 1887, to the joy of the whole town …")
+    assert short == (
+        "... and against the advice of all, the museum was opened in 1887, to the joy of the whole town ..."
+    )
     assert trimmed("Short, it stays.", {"short"}) == "Short, it stays."
     assert trimmed(sentence, {"nowhere"}) == sentence
 

@@ -198,3 +198,10 @@ def test_long_document_list_is_cut_and_says_so() -> None:
     html = documents_html([document(number) for number in range(250)])
     assert html.count("<li>") == 201
     assert "and 50 more" in html
+
+
+def test_what_is_not_in_the_documents_has_nearest_passages_instead_of_sources():
+    stored = {"question": "q", "answer": "a", "sources": [{"n": 1}], "grounding": {"state": "not_found"}}
+    assert "<h4>Nearest passages</h4>" in sources_html(Turn.from_json(stored))
+    assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": {"state": "answered"}}))
+    assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": None}))

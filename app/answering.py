@@ -1,0 +1,288 @@
+"""Answering only from the sources: what of a model's words reaches the reader, and what is quoted instead.
+
+Three modes. `strict`, for models that cannot be trusted: the ranking of sentences (`retrieval/evidence.py`) chooses
+what is said; a sentence of the model passes only if it says what one of the best sentences says, and otherwise that
+sentence is quoted; where no passage is about the question, the answer is that it is not in the documents, and the model
+is not asked. `mark`, for better ones: the answer streams as it is written, and each sentence is followed by the number
+of the passage that supports it, or by a mark that none does. `off`: the model's words as they are.
+
+Citations are ours in both: a model's own marks are taken out. Knows no HTTP and no history.
+"""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from retrieval.evidence import Embed, Ranking, TermWeights, quotes, rank_sentences, retained
+from retrieval.grounding import LENIENT, STRICT, GroundingChecker, Support
+from retrieval.question_kind import candidates
+from retrieval.records import Passage
+from retrieval.sentences import split_sentences
+from retrieval.words import terms
+
+GroundingMode = Literal["off", "mark", "strict"]
+
+NOT_FOUND = "This is not in your documents."
+NEAREST = " The passages nearest to it are listed as sources."
+NO_ANSWER = "The model gave no answer. Try to word the question in another way."
+UNSUPPORTED_MARK = " [?]"
+
+# Sentences of an answer in strict mode, by the model or quoted.
+MOST_SENTENCES = 2
+# A sentence of the model must say what one of this many best sentences says, and this share of it at least.
+NUM_TRUSTED = 2
+LEAST_RETAINED = 0.6
+# The model's own marks, whole, or begun at the end of what has arrived so far.
+_OWN_MARK = re.compile(r"\s*\[\d+(?:\s*,\s*\d+)*\]")
+_BEGUN_MARK = re.compile(r"\s*\[[\d\s,]*$|\s+$")
+_WORD = re.compile(r"\S+\s*|\s+")
+
+
+class SentenceSupport(BaseModel):
+    """One sentence of an answer, and what supports it."""
+
+    text: str
+    origin: Literal["model", "quote"] = Field(description="The model's words, or a passage's.")
+    supported: bool
+    n: int | None = Field(default=None, description="Number of the source that supports it, or comes nearest.")
+    quote: str | None = Field(default=None, description="That source's own sentence.")
+    reason: str | None = Field(
+        default=None, description="Which check failed: numbers, names, order, negation, wording, meaning."
+    )
+
+
+class LeftOut(BaseModel):
+    """A passage that was found and not given to the model, for want of room."""
+
+    document_id: str
+    title: str
+    page: int | None = None
+    heading: str | None = None
+    num_tokens: int
+
+
+class Grounding(BaseModel):
+    """How an answer stands to its sources.
+
+    `state`: "answered"; "not_found" where the documents do not hold it; "unchecked" where they were not asked (small
+    talk, retrieval off).
+    """
+
+    mode: GroundingMode
+    state: Literal["answered", "not_found", "unchecked"]
+    sentences: list[SentenceSupport] = []
+    left_out: list[LeftOut] = []
+
+
+def left_out(passage: Passage, num_tokens: int) -> LeftOut:
+    """The entry for a passage that had no room."""
+    return LeftOut(
+        document_id=passage.document_id,
+        title=passage.title,
+        page=passage.page,
+        heading=passage.heading,
+        num_tokens=num_tokens,
+    )
+
+
+@dataclass(frozen=True)
+class Answering:
+    """How answers are checked. `weights` and `embed` are the knowledge base's; both may block."""
+
+    mode: Literal["mark", "strict"]
+    weights: TermWeights
+    embed: Embed
+
+    def rank(self, questions: Sequence[str], passages: Sequence[Passage]) -> Ranking:
+        """The evidence for a question. Blocks for as long as embedding takes."""
+        return rank_sentences(questions, passages, self.weights, self.embed)
+
+    def checker(self, passages: Sequence[Passage]) -> GroundingChecker:
+        """A checker of claims against `passages`."""
+        return GroundingChecker(passages, self.weights, self.embed, STRICT if self.mode == "strict" else LENIENT)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What an answer may draw on: passages, their numbers in the conversation, the ranking of their sentences."""
+
+    passages: Sequence[Passage]
+    numbers: Sequence[int]
+    ranking: Ranking
+
+
+Deltas = Callable[[], AsyncIterator[str]]
+"""Starts the model and gives its words as they come."""
+
+
+async def grounded(answering: Answering, material: Material, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
+    """The answer in pieces, and at last its Grounding."""
+    read = _strict if answering.mode == "strict" else _marked
+    async with aclosing(read(answering, material, deltas)) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+async def unchecked(mode: GroundingMode, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
+    """The model's own words, where there are no documents to check them against."""
+    said = False
+    async with aclosing(_as_generator(deltas())) as stream:
+        async for delta in stream:
+            said = said or bool(delta.strip())
+            yield delta
+    if not said:
+        yield NO_ANSWER
+    yield Grounding(mode=mode, state="unchecked")
+
+
+# ── strict ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _strict(answering: Answering, material: Material, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
+    if not material.ranking.is_answerable:
+        yield NOT_FOUND
+        if material.passages:
+            yield NEAREST
+        yield Grounding(mode="strict", state="not_found")
+        return
+    passed: list[SentenceSupport] = []
+    checker = answering.checker(material.passages)
+    async with aclosing(_complete_sentences(deltas())) as sentences:
+        async for sentence in sentences:
+            support = await asyncio.to_thread(checker.check, sentence)
+            if not support.supported or not _answers(sentence, support, material.ranking, answering.weights):
+                break
+            lead = " " if passed else ""
+            passed.append(_by_model(sentence, support, material))
+            for word in _words(f"{lead}{sentence}{_citation(passed[-1])}"):
+                yield word
+            if len(passed) == MOST_SENTENCES:
+                break
+    if not passed:
+        for quote in quotes(material.ranking, material.passages, MOST_SENTENCES):
+            lead = "\n\n" if passed else ""
+            number = material.numbers[quote.passage]
+            passed.append(SentenceSupport(text=quote.text, origin="quote", supported=True, n=number, quote=quote.text))
+            for word in _words(f'{lead}"{quote.text}"{_citation(passed[-1])}'):
+                yield word
+    yield Grounding(mode="strict", state="answered", sentences=passed)
+
+
+def _answers(sentence: str, support: Support, ranking: Ranking, weights: TermWeights) -> bool:
+    """Whether a supported sentence may stand for a quotation: it says what a best sentence says, and most of that.
+
+    What it leaves out may be the answer, and nothing here can tell. Where the best sentence holds what is asked for (a
+    number, a time, a name), so must this one.
+    """
+    trusted = ranking.ranked[:NUM_TRUSTED]
+    if support.quote is None or all(support.quote != evidence.text for evidence in trusted):
+        return False
+    if retained(sentence, support.quote, ranking.question, weights) < LEAST_RETAINED:
+        return False
+    expected = candidates(ranking.kind, trusted[0].text, ranking.question)
+    return not expected or bool(candidates(ranking.kind, sentence, ranking.question))
+
+
+async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str, None]:
+    """Sentences as they become whole, each once; ends where the model repeats itself. Its own marks are taken out."""
+    seen: set[str] = set()
+    rest = ""
+    async with aclosing(_as_generator(deltas)) as stream:
+        async for delta in stream:
+            rest += delta
+            sentences = split_sentences(rest)
+            for sentence in sentences[:-1]:  # the last one may go on
+                text = _OWN_MARK.sub("", sentence.text)
+                if text in seen:
+                    return
+                seen.add(text)
+                yield text
+            if len(sentences) > 1:
+                rest = rest[sentences[-1].start :]
+        if rest.strip() and (text := _OWN_MARK.sub("", rest.strip())) not in seen:
+            yield text
+
+
+# ── mark ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _marked(answering: Answering, material: Material, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
+    checker = answering.checker(material.passages)
+    checked: list[SentenceSupport] = []
+    seen: set[str] = set()
+    text, sent, said = "", 0, False  # `text` begins with the sentence being written; `sent` of its characters are out
+    repeats = False
+    async with aclosing(_as_generator(deltas())) as stream:
+        async for delta in stream:
+            text = _OWN_MARK.sub("", text + delta)
+            while len(sentences := split_sentences(text)) > 1 and not repeats:
+                first = sentences[0]
+                if repeats := first.text in seen:
+                    break
+                seen.add(first.text)
+                yield text[sent : first.end]
+                if (support := await _checked(checker, first.text, material)) is not None:
+                    checked.append(support)
+                    yield _citation(support)
+                text, sent = text[first.end :], 0
+            if repeats:
+                break  # the model goes in circles, and would to the end of its budget
+            if any(earlier.startswith(text.strip()) for earlier in seen):
+                continue  # perhaps a repetition: what follows will tell
+            ready = len(text) if (begun := _BEGUN_MARK.search(text)) is None else begun.start()
+            if ready > sent:
+                said = True
+                yield text[sent:ready]
+                sent = ready
+    last = text.strip()
+    if last and last not in seen and not repeats:
+        said = True
+        yield text[sent:].rstrip()
+        if (support := await _checked(checker, last, material)) is not None:
+            checked.append(support)
+            yield _citation(support)
+    if not said and not checked:
+        yield NO_ANSWER
+    found = material.ranking.is_answerable or any(sentence.supported for sentence in checked)
+    yield Grounding(mode="mark", state="answered" if found else "not_found", sentences=checked)
+
+
+async def _checked(checker: GroundingChecker, sentence: str, material: Material) -> SentenceSupport | None:
+    """What supports a sentence; None for what claims nothing: headings, table rows, code, a lead-in to a list."""
+    if sentence.startswith(("#", "|", "```", "~~~")) or sentence.endswith(":") or not terms(sentence):
+        return None
+    return _by_model(sentence, await asyncio.to_thread(checker.check, sentence), material)
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _by_model(sentence: str, support: Support, material: Material) -> SentenceSupport:
+    number = None if support.passage is None else material.numbers[support.passage]
+    return SentenceSupport(
+        text=sentence, origin="model", supported=support.supported, n=number, quote=support.quote, reason=support.reason
+    )
+
+
+def _citation(sentence: SentenceSupport) -> str:
+    return f" [{sentence.n}]" if sentence.supported else UNSUPPORTED_MARK
+
+
+def _words(text: str) -> Iterator[str]:
+    return (match.group() for match in _WORD.finditer(text))
+
+
+async def _as_generator(deltas: AsyncIterator[str]) -> AsyncGenerator[str, None]:
+    """`deltas` as a generator, which can be closed, and closes them."""
+    try:
+        async for delta in deltas:
+            yield delta
+    finally:
+        close: Any = getattr(deltas, "aclose", None)
+        if close is not None:
+            await close()

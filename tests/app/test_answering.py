@@ -1,0 +1,172 @@
+"""What of a model's words reaches the reader in each mode, what is quoted instead, and what is said of it."""
+
+import asyncio
+
+import pytest
+
+from app.answering import NEAREST, NO_ANSWER, NOT_FOUND, Answering
+from app.conversation import ChatOutput
+from app.turn_prompt import PassageRule
+from tests.app.scripted import ScriptedEngineClient, passage
+from tests.app.test_conversation import Setup, config
+from tests.retrieval.word_embedder import WordEmbedder
+
+LEAVE = "Employees earn 6 hours of leave per pay period. Interns earn no leave. Leave is asked for in the calendar."
+QUESTION = "How many hours of leave do employees earn per pay period?"
+SENTENCE = "Employees earn 6 hours of leave per pay period."
+
+
+def setup(tmp_path, *pieces, mode="strict", texts=(LEAVE,), **options):
+    made = Setup(
+        tmp_path,
+        ScriptedEngineClient(pieces),
+        answering=Answering(mode, lambda terms: dict.fromkeys(terms, 1.0), WordEmbedder().embed_passages),
+        **options,
+    )
+    made.found = [passage(text, title="Rules") for text in texts]
+    return made
+
+
+async def ask(made, question=QUESTION, **options):
+    return await made.chain.ainvoke({"input": question}, config(**options))
+
+
+# ── strict ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_supported_sentence_of_the_model_passes_word_by_word_with_its_source(tmp_path):
+    made = setup(tmp_path, "Employees earn", " 6 hours of leave", " per pay period. And", " 7 on Mars.")
+    chunks = [chunk async for chunk in made.chain.astream({"input": QUESTION}, config())]
+    assert [chunk["answer"] for chunk in chunks[1:-1]] == [
+        "Employees ", "earn ", "6 ", "hours ", "of ", "leave ", "per ", "pay ", "period. ", "[1]",
+    ]  # fmt: skip
+    (sentence,) = ChatOutput.model_validate(made.turns()[0].__dict__).grounding.sentences
+    assert (sentence.origin, sentence.supported, sentence.n, sentence.quote) == ("model", True, 1, SENTENCE)
+    assert chunks[-1]["grounding"]["state"] == "answered"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Employees earn 8 hours of leave per pay period.",  # another number
+        "Interns earn no leave.",  # true, and no answer
+        "Employees earn leave.",  # the answer is not in it
+        "The answer is the answer is the answer is",
+        "",
+        "   ",
+    ],
+)
+async def test_anything_else_gives_way_to_a_quotation(tmp_path, said):
+    made = setup(tmp_path, said)
+    result = await ask(made)
+    assert result["answer"] == f'"{SENTENCE}" [1]'
+    assert [(item["origin"], item["n"]) for item in result["grounding"]["sentences"]] == [("quote", 1)]
+    assert made.turns()[0].answer == result["answer"]
+    assert made.turns()[0].grounding == result["grounding"]
+
+
+async def test_a_rejected_model_is_stopped(tmp_path):
+    made = setup(tmp_path, "Wrong", " entirely. ", *["More. "] * 50)
+    await ask(made)
+    assert made.client.produced < 10
+    assert made.client.open == 0
+
+
+@pytest.mark.parametrize("question", ["Which algorithm sorts integers fastest?", "x" * 900])
+async def test_what_the_documents_do_not_hold_is_said_to_be_so_without_asking_the_model(tmp_path, question):
+    made = setup(tmp_path, "Quicksort.")
+    result = await ask(made, question)
+    assert result["answer"] == NOT_FOUND + NEAREST
+    assert result["grounding"]["state"] == "not_found"
+    assert [source["text"] for source in result["sources"]] == [LEAVE]
+    assert made.client.requests == []
+
+
+async def test_without_any_passage_nothing_is_found(tmp_path):
+    made = setup(tmp_path, "Anything.", texts=())
+    assert (await ask(made))["answer"] == NOT_FOUND
+
+
+async def test_small_talk_is_answered_by_the_model_and_searches_nothing(tmp_path):
+    made = setup(tmp_path, "Hello", " there!")
+    result = await ask(made, "Hi!")
+    assert (result["answer"], result["sources"]) == ("Hello there!", [])
+    assert result["grounding"]["state"] == "unchecked"
+    assert made.searches == []
+
+
+async def test_with_retrieval_off_the_model_speaks_for_itself(tmp_path):
+    made = setup(tmp_path, "Quicksort.")
+    result = await ask(made, "What sorts fastest?", retrieval=False)
+    assert (result["answer"], result["grounding"]["state"]) == ("Quicksort.", "unchecked")
+
+
+async def test_a_passage_keeps_its_number_over_the_conversation(tmp_path):
+    made = setup(tmp_path, "")
+    await ask(made)
+    made.found = [passage("Sick leave is 4 hours per pay period.", title="Sick"), *made.found]
+    result = await ask(made, "How many hours of sick leave per pay period?")
+    assert [source["n"] for source in result["sources"]] == [2, 1]
+    assert '"Sick leave is 4 hours per pay period." [2]' in result["answer"]
+
+
+async def test_a_follow_up_is_ranked_with_the_question_before_it(tmp_path):
+    made = setup(tmp_path, "")
+    await ask(made, "How many hours of leave do interns earn per pay period?")
+    result = await ask(made, "And employees?")
+    assert result["answer"].startswith(f'"{SENTENCE}" [1]')
+
+
+# ── mark ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_sentences_stream_at_once_and_are_marked_by_what_supports_them(tmp_path):
+    pieces = ("Employees earn 6 hours of leave per pay period [7]. ", "They ", "earn 9 on Mars.")
+    made = setup(tmp_path, *pieces, mode="mark")
+    chunks = [chunk["answer"] async for chunk in made.chain.astream({"input": QUESTION}, config()) if "answer" in chunk]
+    assert "".join(chunks) == "Employees earn 6 hours of leave per pay period. [1] They earn 9 on Mars. [?]"
+    assert chunks[0] == "Employees earn 6 hours of leave per pay period."
+    supported = [(item["supported"], item["reason"]) for item in made.turns()[0].grounding["sentences"]]
+    assert supported == [(True, None), (False, "numbers")]
+
+
+async def test_an_answer_that_goes_in_circles_ends_where_it_repeats_itself(tmp_path):
+    made = setup(tmp_path, "Interns earn no leave.", *[" Leave is asked.", " Interns earn no leave."] * 20, mode="mark")
+    assert (await ask(made))["answer"] == "Interns earn no leave. [1] Leave is asked. [1]"
+    assert made.client.produced < 10
+
+
+async def test_in_mark_mode_the_model_answers_also_what_is_not_found(tmp_path):
+    made = setup(tmp_path, "Quicksort is fastest.", mode="mark")
+    result = await ask(made, "Which algorithm sorts integers?")
+    assert (result["answer"], result["grounding"]["state"]) == ("Quicksort is fastest. [?]", "not_found")
+
+
+async def test_passages_without_room_are_reported(tmp_path):
+    made = setup(
+        tmp_path, "Yes.", mode="mark", texts=(LEAVE, LEAVE.replace("6", "7")), passages=PassageRule(max_tokens=25)
+    )
+    (left_out,) = (await ask(made))["grounding"]["left_out"]
+    assert (left_out["title"], left_out["num_tokens"]) == ("Rules", 22)
+
+
+# ── every mode ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_empty_answer_of_the_model_is_said_to_be_one(tmp_path):
+    assert (await ask(setup(tmp_path, "", mode="mark")))["answer"] == NO_ANSWER
+    assert (await Setup(tmp_path / "off", ScriptedEngineClient([""])).chain.ainvoke({"input": "q"}, config()))[
+        "answer"
+    ] == NO_ANSWER
+
+
+async def test_a_stopped_answer_is_not_shown_to_the_model_as_an_example(tmp_path):
+    made = Setup(tmp_path, ScriptedEngineClient(["one", " two"], delay_s=0.05))
+    task = asyncio.create_task(made.chain.ainvoke({"input": "first"}, config()))
+    await asyncio.sleep(0.15)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await made.chain.drain()
+    assert made.turns()[0].interrupted
+    await made.chain.ainvoke({"input": "second"}, config())
+    assert [message["role"] for message in made.client.requests[-1]["messages"]] == ["system", "user"]
