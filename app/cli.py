@@ -9,7 +9,10 @@ import collections
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +28,7 @@ from app.errors import IngestError, RagstoneError
 from app.settings import CONFIG_VARIABLE, Settings, config_path, unknown_variables
 
 if TYPE_CHECKING:
-    from retrieval import IngestResult
+    from retrieval import IngestResult, KnowledgeBase
 
 cli = typer.Typer(
     name="ragstone",
@@ -55,6 +58,7 @@ ConfigOption = Annotated[
 EmbeddingModelOption = Annotated[
     str | None, typer.Option("--embedding-model", metavar="NAME", help="Embedding model, named as the chat model is.")
 ]
+CollectionOption = Annotated[str, typer.Option("--collection", metavar="NAME", help="Collection to put them into.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", metavar="D", help="auto, cpu, cuda or cuda:N.")]
 DtypeOption = Annotated[
     str | None, typer.Option("--dtype", metavar="T", help="auto, float32, bfloat16, float16 or int8.")
@@ -147,7 +151,7 @@ def serve(
     raise typer.Exit(process.serve(settings))
 
 
-# ── ingest ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── ingest, sync, watch ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @cli.command(epilog="Example: ragstone ingest report.pdf notes/ --collection work")
@@ -155,9 +159,7 @@ def ingest(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH…", exists=True, help="Files, or folders with everything below them.")
     ],
-    collection: Annotated[
-        str, typer.Option("--collection", metavar="NAME", help="Collection to put them into.")
-    ] = "default",
+    collection: CollectionOption = "default",
     data: DataOption = None,
     embedding_model: EmbeddingModelOption = None,
     model_cache: CacheOption = None,
@@ -167,52 +169,151 @@ def ingest(
 
     A file that has not changed is left alone; one that cannot be read is reported and the others still go in.
     """
+    settings = _ingest_settings(data, embedding_model, model_cache, config)
+    from retrieval.ingest import find_files
+
+    with _progress_bar() as bar, _opened(settings, bar) as (knowledge, reports):
+        reports.begin("taking in", sum(1 for _ in find_files(paths)))
+        results = knowledge.ingest_paths(
+            paths, collection=collection, owner="local", progress=reports.file, embedding=reports.within
+        )
+    raise typer.Exit(_summary(results))
+
+
+@cli.command(epilog="Example: ragstone sync ~/Documents/handbook https://example.org/terms.html --collection work")
+def sync(
+    targets: Annotated[list[str], typer.Argument(metavar="FOLDER|URL…", help="Folders, or http(s) addresses.")],
+    collection: CollectionOption = "default",
+    private: Annotated[
+        bool, typer.Option("--private", help="Fetch addresses in private networks too (localhost, 10.x, 192.168.x).")
+    ] = False,
+    even_if_empty: Annotated[
+        bool, typer.Option("--even-if-empty", help="Drop all documents of a folder that holds no file any more.")
+    ] = False,
+    data: DataOption = None,
+    embedding_model: EmbeddingModelOption = None,
+    model_cache: CacheOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Bring the knowledge base to what folders and web pages hold now: changed in, vanished out, the rest untouched.
+
+    A page is one address; links in it are not followed. A file or page that cannot be read leaves its old version.
+    """
+    settings = _ingest_settings(data, embedding_model, model_cache, config)
+    from retrieval.sync import sync_folder, sync_urls
+    from retrieval.web import is_url
+
+    urls = [target for target in targets if is_url(target)]
+    folders = [Path(target) for target in targets if not is_url(target)]
+    for folder in folders:
+        if not folder.is_dir():
+            fail(f"{folder} is not a folder or an address: give folders, or addresses that begin with https://", 2)
+    results = []
+    with _progress_bar() as bar, _opened(settings, bar) as (knowledge, reports):
+        for folder in folders:
+            reports.begin(f"looking through {folder}", None)
+            results += sync_folder(
+                knowledge,
+                folder,
+                collection=collection,
+                allow_empty=even_if_empty,
+                progress=reports.file,
+                embedding=reports.within,
+            )
+        results += sync_urls(
+            knowledge,
+            urls,
+            collection=collection,
+            allow_private=private,
+            progress=reports.file,
+            embedding=reports.within,
+        )
+    raise typer.Exit(_summary(results))
+
+
+@cli.command(epilog="Example: ragstone watch ~/Documents/handbook --collection work")
+def watch(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER…", exists=True, file_okay=False, help="Folders to keep up with.")
+    ],
+    collection: CollectionOption = "default",
+    data: DataOption = None,
+    embedding_model: EmbeddingModelOption = None,
+    model_cache: CacheOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Sync folders, and again whenever a file in them changes, until Ctrl+C. A running server sees it at once."""
+    settings = _ingest_settings(data, embedding_model, model_cache, config)
+    from retrieval.sync import sync_folder, watch_folders
+
+    with _progress_bar() as bar, _opened(settings, bar) as (knowledge, reports):
+        for folder in folders:
+            reports.begin(f"looking through {folder}", None)
+            _summary(sync_folder(knowledge, folder, collection=collection, progress=reports.file))
+        reports.begin("watching", None)
+        with suppress(KeyboardInterrupt):
+            for results in watch_folders(knowledge, folders, threading.Event(), collection=collection):
+                for result in results:
+                    bar.console.print(f"{result.status}: {escape(result.path)}")
+                _summary(results)
+
+
+def _ingest_settings(
+    data: Path | None, embedding_model: str | None, model_cache: Path | None, config: Path | None
+) -> Settings:
     settings = read_settings(
         config, data=data, embedding_model=embedding_model, model_cache=model_cache, log_level="warning"
     )
     _prepare(settings)
     preflight.check_data_folder(settings)
     preflight.set_process_environment(settings)
-    results = _ingest(settings, paths, collection)
-    failed = [result for result in results if result.status == "failed"]
-    for result in failed:
-        errors_to.print(f"[red]not taken in:[/] {escape(result.path)}: {escape(result.reason or 'no reason given')}")
-    counts = collections.Counter(result.status for result in results)
-    print(", ".join(f"{counts[status]} {status}" for status in ("added", "updated", "unchanged", "failed")))
-    raise typer.Exit(1 if failed else 0)
+    return settings
 
 
-def _ingest(settings: Settings, paths: list[Path], collection: str) -> "list[IngestResult]":
-    with _progress_bar() as progress:
-        task = progress.add_task("loading the embedding model", total=None)
-        model = models.resolve(settings.embedding_model, settings)
-        from retrieval import Embedder, IndexOptions, KnowledgeBase
-        from retrieval.errors import RetrievalError
-        from retrieval.ingest import find_files
+def _summary(results: "Sequence[IngestResult]") -> int:
+    """Prints what became of the files, the failed ones with their reasons; the exit code."""
+    for result in results:
+        if result.status == "failed":
+            reason = result.reason or "no reason given"
+            errors_to.print(f"[red]not taken in:[/] {escape(result.path)}: {escape(reason)}")
+    counts = collections.Counter[str](result.status for result in results)
+    shown = ["added", "updated", "unchanged", *(["removed"] if counts["removed"] else []), "failed"]
+    print(", ".join(f"{counts[status]} {status}" for status in shown), flush=True)
+    return 1 if counts["failed"] else 0
 
-        try:
-            embedder = Embedder(model, device=settings.device, batch_size=settings.embedding_batch_size)
-            knowledge = KnowledgeBase.open(
-                settings.knowledge_dir, embedder, index=IndexOptions(settings.vector_format, qdrant=settings.qdrant)
-            )
-            progress.update(task, description="taking in", total=sum(1 for _ in find_files(paths)))
 
-            def advance(result: "IngestResult") -> None:
-                progress.update(task, advance=1, description=escape(Path(result.path).name))
+class _Reports:
+    """What an ingest tells of its progress, on a progress bar."""
 
-            def within(path: Path, done: int, total: int) -> None:
-                progress.update(task, description=f"{escape(path.name)} ({100 * done // total} %)")
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("loading the embedding model", total=None)
 
-            try:
-                results = knowledge.ingest_paths(
-                    paths, collection=collection, owner="local", progress=advance, embedding=within
-                )
-            finally:
-                knowledge.close()
-            progress.update(task, total=len(results), completed=len(results), description="done")
-        except RetrievalError as error:
-            raise IngestError(str(error)) from error
-    return results
+    def begin(self, what: str, total: int | None) -> None:
+        self._bar.update(self._task, description=escape(what), total=total)
+
+    def file(self, result: "IngestResult") -> None:
+        self._bar.update(self._task, advance=1, description=escape(Path(result.path).name))
+
+    def within(self, path: Path, done: int, total: int) -> None:
+        self._bar.update(self._task, description=f"{escape(path.name)} ({100 * done // total} %)")
+
+
+@contextmanager
+def _opened(settings: Settings, bar: Progress) -> "Iterator[tuple[KnowledgeBase, _Reports]]":
+    """The knowledge base with its embedding model, closed in the end; its errors become the app's."""
+    reports = _Reports(bar)
+    model = models.resolve(settings.embedding_model, settings)
+    from retrieval import Embedder, IndexOptions, KnowledgeBase
+    from retrieval.errors import RetrievalError
+
+    try:
+        embedder = Embedder(model, device=settings.device, batch_size=settings.embedding_batch_size)
+        index = IndexOptions(settings.vector_format, qdrant=settings.qdrant)
+        with KnowledgeBase.open(settings.knowledge_dir, embedder, index=index) as knowledge:
+            yield knowledge, reports
+    except RetrievalError as error:
+        raise IngestError(str(error)) from error
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────

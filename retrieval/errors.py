@@ -67,6 +67,12 @@ class DocumentTooLargeError(LoadError):
     code = "document_too_large"
 
 
+class FetchError(LoadError):
+    """An address must not be fetched, cannot be reached, or its server refuses."""
+
+    code = "not_fetched"
+
+
 class EmbedderError(RetrievalError):
     """The embedding model's folder is missing, incomplete, or not such a model."""
 

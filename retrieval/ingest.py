@@ -110,8 +110,30 @@ class Ingestor:
         `embedded` is called with the number of texts embedded so far and in all, after each batch.
         """
         shown = os.fsencode(path).decode("utf-8", "replace")
+
+        def read() -> tuple[str, bytes]:
+            return source.rpartition("/")[2], _read(path)
+
+        return self._reported(shown, read, source, collection, owner, embedded)
+
+    def ingest_bytes(
+        self, data: bytes, name: str, source: str, *, collection: str, owner: str, embedded: Embedded | None = None
+    ) -> IngestResult:
+        """Takes in a file that is in memory. `name` gives its format, `source` is its identity."""
+        return self._reported(source, lambda: (name, data), source, collection, owner, embedded)
+
+    def _reported(
+        self,
+        shown: str,
+        read: Callable[[], tuple[str, bytes]],
+        source: str,
+        collection: str,
+        owner: str,
+        embedded: Embedded | None,
+    ) -> IngestResult:
         try:
-            result = self._ingest(path, shown, source, collection, owner, embedded)
+            name, data = read()
+            result = self._ingest(name, data, shown, source, collection, owner, embedded)
         except (LoadError, StoreFullError, StoreBusyError) as error:
             result = IngestResult(shown, "failed", None, 0, 0, str(error))
         except OSError as error:
@@ -120,15 +142,21 @@ class Ingestor:
         return result
 
     def _ingest(
-        self, path: Path, shown: str, source: str, collection: str, owner: str, embedded: Embedded | None
+        self,
+        name: str,
+        data: bytes,
+        shown: str,
+        source: str,
+        collection: str,
+        owner: str,
+        embedded: Embedded | None,
     ) -> IngestResult:
-        data = _read(path)
         content_hash = hashlib.sha256(data).hexdigest()
         with self._catalog.reading() as reader:
             stored = reader.stored_version(owner, collection, source)
         if stored is not None and (stored.content_hash, stored.revision) == (content_hash, REVISION):
             return IngestResult(shown, "unchanged", stored.document_id, stored.num_chunks, stored.num_pages, None)
-        document = load(source.rpartition("/")[2], data)
+        document = load(name, data)
         chunks = chunk_document(document, self._embedder.count_tokens, self._embedder.max_tokens)
         if not chunks:
             raise EmptyDocumentError("no text: nothing is left to search after loading")

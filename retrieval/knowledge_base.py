@@ -17,7 +17,7 @@ from retrieval.catalog_reader import ChunkRow
 from retrieval.embeddings import PassageEmbedder
 from retrieval.errors import InvalidArgumentError
 from retrieval.hybrid import QueryForm, hybrid_search
-from retrieval.ingest import Ingestor, display_name, find_files, source_of
+from retrieval.ingest import Embedded, Ingestor, display_name, find_files, source_of
 from retrieval.records import CollectionInfo, DocumentInfo, IngestResult, Passage, Visibility
 from retrieval.schema import VERSION
 from retrieval.snapshot import SnapshotKeeper
@@ -110,6 +110,24 @@ class KnowledgeBase:
             except InvalidArgumentError as error:
                 return IngestResult(str(path), "failed", None, 0, 0, str(error))
         result = self.ingestor.ingest(path, source, collection=collection, owner=owner)
+        if result.status in ("added", "updated"):
+            self.snapshots.refresh()
+        return result
+
+    def ingest_bytes(
+        self,
+        data: bytes,
+        name: str,
+        source: str,
+        *,
+        collection: str = "default",
+        owner: str = "local",
+        embedded: Embedded | None = None,
+    ) -> IngestResult:
+        """Takes in a file that is in memory, known by `source`. The extension of `name` says what it is."""
+        result = self.ingestor.ingest_bytes(
+            data, name, source, collection=_checked_collection(collection), owner=owner, embedded=embedded
+        )
         if result.status in ("added", "updated"):
             self.snapshots.refresh()
         return result
@@ -208,12 +226,16 @@ class KnowledgeBase:
 
     def delete_document(self, document_id: str, user: str = "local") -> bool:
         """Deletes a document of a collection that `user` owns. False where there is none such."""
+        return bool(self.delete_documents([document_id], user))
+
+    def delete_documents(self, document_ids: Iterable[str], user: str = "local") -> set[str]:
+        """Deletes documents of collections that `user` owns, all at once; returns which there were."""
         with self.catalog.writing() as writer:
-            if writer.owner_of(document_id) != user:
-                return False
-            writer.delete_documents([document_id])
-        self.snapshots.refresh()
-        return True
+            owned = {document_id for document_id in document_ids if writer.owner_of(document_id) == user}
+            writer.delete_documents(list(owned))
+        if owned:
+            self.snapshots.refresh()
+        return owned
 
     def stats(self) -> dict[str, Any]:
         """Numbers and names for a status page: counts, index kind, embedder, schema version, bytes on disk."""

@@ -55,13 +55,15 @@ class CollectionInfo:
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What became of one file. `reason` is set when `status` is "failed", and is written for a person.
+    """What became of one file or address. `reason` is set when `status` is "failed", and is written for a person.
+
+    "removed" is a document whose file or page has vanished.
 
     A failed update leaves the old version answering; `document_id` then names that document.
     """
 
     path: str
-    status: Literal["added", "updated", "unchanged", "failed"]
+    status: Literal["added", "updated", "unchanged", "removed", "failed"]
     document_id: str | None
     num_chunks: int
     num_pages: int

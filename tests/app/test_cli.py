@@ -69,6 +69,8 @@ def test_commands_are_those_of_the_design() -> None:
         "models show",
         "serve",
         "status",
+        "sync",
+        "watch",
     ]
 
 
@@ -335,6 +337,28 @@ def test_ingest_names_each_file_that_failed_takes_its_neighbours_in_and_ends_wit
         "empty.md",
     ]
     assert "Traceback" not in result.stderr
+
+
+def test_sync_takes_folders_and_addresses_and_tells_what_is_none(
+    documents: Path, tmp_path: Path, embedding_model_path: Path
+) -> None:
+    command = (
+        "sync",
+        str(documents),
+        "http://127.0.0.1:9/page",
+        "file:///etc/passwd",
+        "--data",
+        str(tmp_path / "data"),
+    )
+    result = ragstone(*command, RAGSTONE_MODEL_CACHE=MODELS, OMP_NUM_THREADS="1")
+    assert (result.returncode, result.stdout) == (1, "2 added, 0 updated, 0 unchanged, 2 failed\n"), result.stderr
+    assert "127.0.0.1 is in a private network (127.0.0.1): add --private if you mean it" in result.stderr
+    assert "'file:///etc/passwd' is not fetched: only http:// and https:// addresses are" in result.stderr
+
+
+def test_sync_of_what_is_no_folder_is_wrong_usage(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.cli, ["sync", str(tmp_path / "none"), "--data", str(tmp_path / "data")])
+    assert result.exit_code == 2
 
 
 def test_ingest_into_a_folder_that_cannot_be_written_says_where(documents: Path) -> None:
