@@ -170,7 +170,9 @@ class Services:
             batch_size=settings.embedding_batch_size,
         )
         self._knowledge_base = KnowledgeBase.open(
-            settings.knowledge_dir, embedder, index=IndexOptions(settings.vector_format, qdrant=settings.qdrant)
+            settings.knowledge_dir,
+            embedder,
+            index=IndexOptions(settings.vector_format, qdrant=settings.qdrant, gpu=settings.vector_gpu),
         )
         if settings.sample_kb and HANDBOOK.is_dir() and not self._closing.is_set():
             self._ingest_handbook(self._knowledge_base)

@@ -130,6 +130,7 @@ class Settings(BaseSettings):
         pattern=r"^(faiss|qdrant:.+)$",
         description="Where vectors are searched: faiss (here), or qdrant:URL for a store that outgrows one machine.",
     )
+    vector_gpu: bool = Field(False, description="Search a copy of the vectors on the GPU; needs a GPU build of FAISS.")
     vector_format: Literal["float32", "float16", "int8"] = Field(
         "float32", description="How vectors are kept in the index: float16 halves its size, int8 quarters it."
     )

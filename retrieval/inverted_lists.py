@@ -8,6 +8,7 @@ IVF rather than a graph: vectors can be deleted and filtered, and a build costs 
 (benchmarks/index.py prints both).
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class InvertedLists:
     def __len__(self) -> int:
         return len(self.centroids)
 
+    @functools.cached_property
+    def sizes(self) -> Ids:
+        """How many rows each list has."""
+        return np.diff(self.starts)
+
     def order(self, query: Vectors) -> Ids:
         """All lists, nearest first."""
         nearest: Ids = np.argsort(-(self.centroids @ query))
@@ -61,7 +67,7 @@ class InvertedLists:
 
     def rows(self, lists: Ids) -> Ids:
         """The rows of these lists, list by list."""
-        starts, lengths = self.starts[lists], np.diff(self.starts)[lists]
+        starts, lengths = self.starts[lists], self.sizes[lists]
         offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         rows: Ids = np.repeat(starts, lengths) + offsets
         return rows

@@ -29,6 +29,7 @@ from retrieval.catalog import Catalog
 from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import indexed_text
 from retrieval.errors import StoreDamagedError, StoreError
+from retrieval.gpu_index import GpuVectorIndex, check_gpu
 from retrieval.keyword_index import KeywordIndex
 from retrieval.qdrant_index import QdrantIndex, QdrantPoints
 from retrieval.vector_codes import Ids
@@ -105,6 +106,10 @@ class SnapshotKeeper:
             if self._options.qdrant is not None
             else None
         )
+        self._kind = VectorIndex
+        if self._options.gpu:
+            check_gpu()
+            self._kind = GpuVectorIndex
         self._snapshot = self._load()
         self.refresh()
         with self._building:
@@ -254,7 +259,7 @@ class SnapshotKeeper:
             return snapshot
         none = np.zeros(0, dtype=np.int64)
         empty: AnyVectorIndex = (
-            VectorIndex(none, np.zeros((0, self._dimension), dtype=np.float32), self._dimension, self._options)
+            self._kind(none, np.zeros((0, self._dimension), dtype=np.float32), self._dimension, self._options)
             if self._points is None
             else QdrantIndex(self._points, none, self._dimension)
         )
@@ -269,7 +274,7 @@ class SnapshotKeeper:
                 raise ValueError(f"{name} is damaged")
         document_ids, collection_ids = np.load(folder / "owners.npy", allow_pickle=False)
         vectors: AnyVectorIndex = (
-            VectorIndex.load(folder / _VECTORS, self._dimension, self._options)
+            self._kind.load(folder / _VECTORS, self._dimension, self._options)
             if self._points is None
             else QdrantIndex.load(folder / _VECTORS, self._points, self._dimension)
         )

@@ -43,12 +43,14 @@ _CODES_FILE = "codes.npy"
 class IndexOptions:
     """How vectors are stored, and up to how many every search is exact. Raises InvalidArgumentError.
 
-    With `qdrant`, the URL or folder of a Qdrant, they lie there, and `flat_limit` says nothing.
+    With `qdrant`, the URL or folder of a Qdrant, they lie there, and `flat_limit` says nothing. With `gpu` a copy is
+    searched on a GPU.
     """
 
     format: VectorFormat = "float32"
     flat_limit: int = 100_000
     qdrant: str | None = None
+    gpu: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in FORMATS:
@@ -100,7 +102,7 @@ class VectorIndex:
         tail: VectorCodes,
         options: IndexOptions,
     ) -> None:
-        if len(np.unique(ids)) != len(ids):
+        if not (np.diff(ids) > 0).all() and len(np.unique(ids)) != len(ids):
             raise InvalidVectorError(f"{len(ids)} ids ({len(np.unique(ids))} distinct) for {len(ids)} vectors")
         assert len(positions) + len(tail) == len(ids), "every row stands in the sorted part or in the tail"
         self.dimension = codes.dimension
@@ -124,7 +126,7 @@ class VectorIndex:
         positions: Ids,
         tail: VectorCodes,
         options: IndexOptions,
-    ) -> "VectorIndex":
+    ) -> Self:
         index = cls.__new__(cls)
         index._adopt(ids, codes, lists, positions, tail, options)
         return index
@@ -154,7 +156,7 @@ class VectorIndex:
         vectors[in_tail] = self._tail.decode(rows[in_tail] - len(self._positions))
         return vectors
 
-    def updated(self, kept_rows: Ids, new_ids: Ids, new_vectors: Vectors) -> "VectorIndex":
+    def updated(self, kept_rows: Ids, new_ids: Ids, new_vectors: Vectors) -> Self:
         """A new index of the kept rows (ascending) and then the new vectors. Raises InvalidVectorError."""
         if len(kept_rows) == len(self) and not len(new_ids):
             return self
@@ -182,7 +184,7 @@ class VectorIndex:
             or dead > _DEAD_SHARE * len(self._codes)
         )
 
-    def compacted(self) -> "VectorIndex":
+    def compacted(self) -> Self:
         """The same rows as one whole, of the kind that their number asks for. Takes a minute for a million vectors."""
         tail = self._tail.decode(slice(None))
         if len(self) <= self.options.flat_limit:
@@ -204,7 +206,7 @@ class VectorIndex:
         lists = InvertedLists(centroids, starts, measured_budgets(codes, centroids, starts), trained_on)
         return self._of(self.ids, codes, lists, positions, _no_tail(self.dimension), self.options)
 
-    def caught_up(self, newer: "VectorIndex") -> "VectorIndex":
+    def caught_up(self, newer: Self) -> Self:
         """This index with the rows of `newer`, which was made by updates of what this one was compacted from."""
         kept_rows = np.flatnonzero(np.isin(self.ids, newer.ids))
         missing = np.flatnonzero(~np.isin(newer.ids, self.ids))
@@ -223,11 +225,7 @@ class VectorIndex:
         if num_allowed == len(self):
             mask = None
         num_sorted = len(self._positions)
-        if self._lists is None and mask is None:
-            rows, scores = self._codes.nearest_of_all(query, k)
-        else:
-            positions, scores = self._codes.nearest(query, k, self._candidates(query, k, mask, num_allowed))
-            rows = self._row_at[positions]
+        rows, scores = self._nearest_sorted(query, k, mask, num_allowed)
         if len(self._tail):
             allowed = np.arange(len(self._tail)) if mask is None else np.flatnonzero(mask[num_sorted:])
             late, late_scores = self._tail.nearest(query, k, allowed)
@@ -235,14 +233,22 @@ class VectorIndex:
         best = np.lexsort((rows, -scores))[:k]
         return rows[best], scores[best]
 
+    def _nearest_sorted(self, query: Vectors, k: int, mask: Mask | None, num_allowed: int) -> tuple[Ids, Vectors]:
+        """Rows and inner products of the nearest of those that are not in the tail."""
+        if self._lists is None and mask is None:
+            return self._codes.nearest_of_all(query, k)
+        positions, scores = self._codes.nearest(query, k, self._candidates(query, k, mask, num_allowed))
+        return self._row_at[positions], scores
+
     def _candidates(self, query: Vectors, k: int, mask: Mask | None, num_allowed: int) -> Ids:
         """The positions to compare with the query: every allowed one, or those in the nearest lists."""
         lists = self._lists
         if mask is not None and (lists is None or num_allowed * self.dimension <= _EXACT_COMPONENTS):
-            return self._positions[mask[: len(self._positions)]]
+            # In the order in which they lie: neighbours in memory are read one after the other.
+            return np.sort(self._positions[np.flatnonzero(mask[: len(self._positions)])])
         assert lists is not None, "a flat index without a filter is searched as it lies"
         order = lists.order(query)
-        passed = np.cumsum(np.diff(lists.starts)[order])
+        passed = np.cumsum(lists.sizes[order])
         wanted = max(k, lists.budget(k))
         start, stop = 0, int(np.searchsorted(passed, wanted * len(self._codes) / num_allowed)) + 1
         parts: list[Ids] = []
@@ -272,13 +278,13 @@ class VectorIndex:
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
         (folder / "index.json").write_text(json.dumps(about), encoding="ascii")
 
-    def mapped(self, folder: Path) -> "VectorIndex":
+    def mapped(self, folder: Path) -> Self:
         """The same index with its vectors in the file that `save` wrote into `folder`, and no longer in memory."""
         codes = _mapped_codes(folder, self.options.format, self._codes.ranges)
         return self._of(self.ids, codes, self._lists, self._positions, self._tail, self.options)
 
     @classmethod
-    def load(cls, folder: Path, dimension: int, options: IndexOptions | None = None) -> "VectorIndex":
+    def load(cls, folder: Path, dimension: int, options: IndexOptions | None = None) -> Self:
         """Maps what `save` wrote into memory: vectors are read from the disk as searches come to them.
 
         Raises OSError, ValueError or KeyError where it is not whole, or was made with another format or dimension.
