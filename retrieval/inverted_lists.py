@@ -10,7 +10,7 @@ IVF rather than a graph: vectors can be deleted and filtered, and a build costs 
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import faiss
@@ -52,10 +52,20 @@ class InvertedLists:
         """How many rows each list has."""
         return np.diff(self.starts)
 
-    def order(self, query: Vectors) -> Ids:
-        """All lists, nearest first."""
-        nearest: Ids = np.argsort(-(self.centroids @ query))
-        return nearest
+    def nearest_first(self, query: Vectors, num_rows: float) -> Iterator[Ids]:
+        """All lists, nearest first, in parts: those with the first `num_rows` rows or so, then ever longer parts."""
+        distances = -(self.centroids @ query)
+        num_lists = min(len(self), 8 + int(1.5 * num_rows * len(self) / self.starts[-1]))
+        near = np.argpartition(distances, num_lists - 1)[:num_lists]
+        near = near[np.argsort(distances[near])]
+        near = near[: int(np.searchsorted(np.cumsum(self.sizes[near]), num_rows)) + 1]
+        yield near
+        rest = np.argsort(distances)
+        rest = rest[~np.isin(rest, near)]
+        start, size = 0, len(near)
+        while start < len(rest):
+            yield rest[start : start + size]
+            start, size = start + size, 2 * size
 
     def budget(self, k: int) -> int:
         """How many rows a search for `k` hits looks at."""

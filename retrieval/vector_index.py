@@ -247,22 +247,25 @@ class VectorIndex:
             # In the order in which they lie: neighbours in memory are read one after the other.
             return np.sort(self._positions[np.flatnonzero(mask[: len(self._positions)])])
         assert lists is not None, "a flat index without a filter is searched as it lies"
-        order = lists.order(query)
-        passed = np.cumsum(lists.sizes[order])
         wanted = max(k, lists.budget(k))
-        start, stop = 0, int(np.searchsorted(passed, wanted * len(self._codes) / num_allowed)) + 1
         parts: list[Ids] = []
         num_found = 0
-        while start < len(order) and num_found < wanted:
-            positions = lists.rows(order[start:stop])
-            rows = self._row_at[positions]
-            allowed = rows >= 0
-            if mask is not None:
-                allowed &= mask[rows]  # row -1 is the last one here, and is not allowed above
-            parts.append(positions[allowed])
+        for near in lists.nearest_first(query, wanted * len(self._codes) / num_allowed):
+            parts.append(self._allowed(lists.rows(near), mask))
             num_found += len(parts[-1])
-            start, stop = stop, 2 * stop
-        return np.concatenate(parts)
+            if num_found >= wanted:
+                break
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _allowed(self, positions: Ids, mask: Mask | None) -> Ids:
+        """Those positions that are not deleted, and whose rows may be found."""
+        if mask is None and len(self._positions) == len(self._codes):
+            return positions
+        rows = self._row_at[positions]
+        allowed = rows >= 0
+        if mask is not None:
+            allowed &= mask[rows]  # row -1 is the last one here, and is not allowed above
+        return positions[allowed]
 
     def save(self, folder: Path) -> None:
         """Writes the index into an empty folder. Vectors that lie in a file already are linked, not copied."""
