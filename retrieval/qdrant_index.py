@@ -42,7 +42,8 @@ class QdrantPoints:
             from qdrant_client import QdrantClient, models
         except ImportError as error:
             raise InvalidArgumentError(
-                "vector_store", f"qdrant:{location} needs the package qdrant-client: pip install 'ragstone[qdrant]'"
+                "vector_store",
+                f"qdrant:{location} needs the package qdrant-client: pip install 'qdrant-client>=1.15,<2'",
             ) from error
         if format == "int8":
             raise InvalidArgumentError(

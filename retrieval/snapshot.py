@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import faiss
 import numpy as np
 import numpy.typing as npt
 import xxhash
@@ -216,6 +217,8 @@ class SnapshotKeeper:
 
     def _compact(self) -> None:
         started = time.monotonic()
+        # Counts for this thread only. The other half of the cores is for searches.
+        faiss.omp_set_num_threads(max(1, (os.cpu_count() or 1) // 2))
         try:
             compacted = self._snapshot.vectors.compacted()
         except (MemoryError, RuntimeError, ValueError, AssertionError) as error:  # FAISS raises all of these

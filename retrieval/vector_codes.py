@@ -128,7 +128,10 @@ class VectorCodes:
 
     def _nearest_coded(self, query: Vectors, k: int, rows: Ids) -> tuple[Ids, Vectors]:
         # One scanner serves one search at a time. They are kept, because FAISS's binding cannot destroy them.
-        scanner = self._scanners.pop() if self._scanners else self._new_scanner()
+        try:
+            scanner = self._scanners.pop()
+        except IndexError:
+            scanner = self._quantizer.select_InvertedListScanner(faiss.METRIC_INNER_PRODUCT, None, False, None, False)
         scores = np.full(k, -np.inf, dtype=np.float32)
         found = np.full(k, -1, dtype=np.int64)
         scanner.set_query(_pointer(query))
@@ -142,9 +145,6 @@ class VectorCodes:
         self._scanners.append(scanner)
         order = np.lexsort((found, -scores))
         return found[order], scores[order]
-
-    def _new_scanner(self) -> Any:
-        return self._quantizer.select_InvertedListScanner(faiss.METRIC_INNER_PRODUCT, None, False, None, False)
 
 
 def _runs(rows: Ids) -> list[tuple[int, int]]:

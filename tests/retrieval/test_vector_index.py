@@ -1,8 +1,11 @@
 import functools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from retrieval import vector_codes, vector_index
 from retrieval.embeddings import Vectors, unit_vectors
@@ -232,6 +235,37 @@ def test_a_growing_index_keeps_its_centroids_until_it_has_doubled() -> None:
     assert large is not None
     np.testing.assert_array_equal(small.centroids, index._lists.centroids)
     assert len(large) == int(2 * 12_000**0.5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_history_of_updates_and_compactions_holds_just_what_was_kept(data: st.DataObject) -> None:
+    format = data.draw(st.sampled_from(["float32", "float16", "int8"]))
+    index = VectorIndex(np.arange(40), VECTORS[:40], 32, IndexOptions(format, 30))
+    kept, next_id = list(range(40)), 40
+    for _ in range(data.draw(st.integers(1, 5))):
+        rows = [row for row in range(len(kept)) if data.draw(st.integers(0, 3), label="deleted where 0")]
+        num_new = data.draw(st.integers(0, 25))
+        new_ids = list(range(next_id, next_id + num_new))
+        index = index.updated(np.array(rows, dtype=np.int64), np.array(new_ids, dtype=np.int64), VECTORS[new_ids])
+        kept, next_id = [kept[row] for row in rows] + new_ids, next_id + num_new
+        if data.draw(st.booleans()):
+            index = index.compacted()
+    assert index.ids.tolist() == kept
+    np.testing.assert_allclose(index.vectors_of(np.arange(len(kept))), VECTORS[kept].reshape(-1, 32), atol=0.02)
+    mask = np.arange(len(kept)) % 2 == 0
+    rows_found, _ = index.search(VECTORS[0], 1000, mask)
+    assert sorted(rows_found.tolist()) == np.flatnonzero(mask).tolist()
+    assert len(index.search(VECTORS[0], 5)[0]) == min(5, len(kept))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_threads_search_one_index_at_once(format: VectorFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector_index, "_EXACT_COMPONENTS", 0)
+    index, queries = ivf(format), clustered(200, seed=6)
+    expected = [index.search(query, 10)[0].tolist() for query in queries]
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda query: index.search(query, 10)[0].tolist(), queries)) == expected
 
 
 def test_an_int8_range_grows_with_what_comes_later() -> None:
