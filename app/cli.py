@@ -273,9 +273,9 @@ def _ingest_settings(
 def _summary(results: "Sequence[IngestResult]") -> int:
     """Prints what became of the files, the failed ones with their reasons; the exit code."""
     for result in results:
-        if result.status == "failed":
-            reason = result.reason or "no reason given"
-            errors_to.print(f"[red]not taken in:[/] {escape(result.path)}: {escape(reason)}")
+        if result.reason is not None:
+            mark = "[red]not taken in:[/]" if result.status == "failed" else "[yellow]taken in, but:[/]"
+            errors_to.print(f"{mark} {escape(result.path)}: {escape(result.reason)}")
     counts = collections.Counter[str](result.status for result in results)
     shown = ["added", "updated", "unchanged", *(["removed"] if counts["removed"] else []), "failed"]
     print(", ".join(f"{counts[status]} {status}" for status in shown), flush=True)

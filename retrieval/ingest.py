@@ -173,9 +173,8 @@ class Ingestor:
             metadata=document.metadata,
         )
         ids = self.put(owner, collection, [new], texts, embedded)
-        status = "added" if stored is None else "updated"
         return IngestResult(
-            shown, "added" if status == "added" else "updated", ids[0], len(chunks), new.num_pages, None
+            shown, "added" if stored is None else "updated", ids[0], len(chunks), new.num_pages, document.notice
         )
 
     def put(

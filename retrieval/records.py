@@ -55,7 +55,7 @@ class CollectionInfo:
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What became of one file or address. `reason` is set when `status` is "failed", and is written for a person.
+    """What became of one file or address. `reason` is for a person: why it failed, or what of it could not be read.
 
     "removed" is a document whose file or page has vanished.
 

@@ -34,13 +34,17 @@ class Block:
 
 @dataclass(frozen=True)
 class LoadedDocument:
-    """A document as text. `num_pages` is 0 where there are no pages; `metadata` is what the file says of itself."""
+    """A document as text. `num_pages` is 0 where there are no pages; `metadata` is what the file says of itself.
+
+    `notice` tells a person what of it could not be read.
+    """
 
     title: str
     text: str
     blocks: tuple[Block, ...]
     num_pages: int = 0
     metadata: Mapping[str, str] = field(default_factory=dict)
+    notice: str | None = None
 
 
 def chosen_title(*candidates: str) -> str:
@@ -75,8 +79,14 @@ class TextBuilder:
     def is_empty(self) -> bool:
         return not self._blocks
 
-    def build(self, title: str, num_pages: int = 0, metadata: Mapping[str, str] | None = None) -> LoadedDocument:
+    def build(
+        self,
+        title: str,
+        num_pages: int = 0,
+        metadata: Mapping[str, str] | None = None,
+        notice: str | None = None,
+    ) -> LoadedDocument:
         """The document. Raises EmptyDocumentError when no block was added."""
         if self.is_empty:
             raise EmptyDocumentError("no text: the file has nothing but whitespace or markup")
-        return LoadedDocument(title, "".join(self._parts), tuple(self._blocks), num_pages, metadata or {})
+        return LoadedDocument(title, "".join(self._parts), tuple(self._blocks), num_pages, metadata or {}, notice)

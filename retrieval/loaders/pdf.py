@@ -1,13 +1,23 @@
-"""PDF: the text layer, a block a page, headings from the outline. Scanned pages are reported, not read."""
+"""PDF: the text layer, a block a page, headings from the outline. Scanned pages are read where the extra `ocr` is."""
 
+import math
 import re
 import threading
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pypdfium2
 from pypdfium2 import raw
 
-from retrieval.errors import CorruptDocumentError, EncryptedDocumentError, LoadError, NeedsOcrError
+from retrieval.errors import (
+    CorruptDocumentError,
+    EmptyDocumentError,
+    EncryptedDocumentError,
+    LoadError,
+    NeedsOcrError,
+)
+from retrieval.loaders import ocr
 from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
 from retrieval.loaders.encoding import clean
 from retrieval.loaders.pdf_layout import PageText, page_text, without_running_lines
@@ -17,6 +27,10 @@ _PDFIUM = threading.Lock()
 # PDFium writes U+FFFE (or U+0002) for a hyphen that only breaks a word at a line's end.
 _SOFT_HYPHEN = re.compile(r"[\ufffe\x02\u00ad][ \t]*\n?[ \t]*")
 _NO_TEXT = "no text found on any page; needs OCR (the pages are pictures)"
+_BLANK = "no text: all pages are blank"
+# Pages are rendered for OCR at this resolution, posters at a lower one.
+_DPI = 200
+_MAX_PIXELS = 20_000_000
 
 
 def load_pdf(data: bytes, fallback_title: str) -> LoadedDocument:
@@ -53,13 +67,53 @@ def _read(document: Any, fallback_title: str) -> LoadedDocument:
     num_pages = len(document)
     headings = _outline_by_page(document, num_pages)
     builder = TextBuilder()
-    texts = without_running_lines([_page_text(document, number) for number in range(num_pages)])
-    for number, text in enumerate(texts):
+    pages = [_page_text(document, number) for number in range(num_pages)]
+    pictures = [number for number, page in enumerate(pages) if not page.lines and _has_objects(document, number)]
+    unread = pictures
+    if ocr.available():
+        for number in pictures:
+            pages[number] = PageText(_recognised(document, number).splitlines())
+        unread = [number for number in pictures if not pages[number].lines]
+    for number, text in enumerate(without_running_lines(pages)):
         builder.add(_SOFT_HYPHEN.sub("", clean(text)), "prose", headings[number], number + 1)
+    if builder.is_empty and not pictures:
+        raise EmptyDocumentError(_BLANK)
     if builder.is_empty:
-        raise NeedsOcrError(_NO_TEXT)
+        raise NeedsOcrError(f"{_NO_TEXT}, and none could be read" if ocr.available() else f"{_NO_TEXT}: {ocr.HOW}")
     title = clean(str(document.get_metadata_dict().get("Title") or ""))
-    return builder.build(chosen_title(title) or fallback_title, num_pages)
+    return builder.build(chosen_title(title) or fallback_title, num_pages, notice=_notice(unread))
+
+
+def _notice(unread: Sequence[int]) -> str | None:
+    if not unread:
+        return None
+    shown = ", ".join(str(number + 1) for number in unread[:10]) + (", …" if len(unread) > 10 else "")
+    how = "no text could be read from them" if ocr.available() else f"reading them needs OCR: {ocr.HOW}"
+    return f"{len(unread)} of its pages are pictures without text ({shown}): {how}"
+
+
+def _has_objects(document: Any, number: int) -> bool:
+    page = document[number]
+    try:
+        return next(iter(page.get_objects(max_depth=1)), None) is not None
+    finally:
+        page.close()
+
+
+def _recognised(document: Any, number: int) -> str:
+    """A page's text by OCR. Other documents are read meanwhile."""
+    page = document[number]
+    try:
+        width, height = page.get_size()
+        scale = min(_DPI / 72, math.sqrt(_MAX_PIXELS / max(1.0, width * height)))
+        pixels = np.array(page.render(scale=scale, rev_byteorder=False).to_numpy()[:, :, :3])
+    finally:
+        page.close()
+    _PDFIUM.release()
+    try:
+        return ocr.read_picture(pixels)
+    finally:
+        _PDFIUM.acquire()
 
 
 def _page_text(document: Any, number: int) -> PageText:

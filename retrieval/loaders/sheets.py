@@ -55,8 +55,9 @@ def _filled(sheet: Any, merged: Sequence[Range]) -> Iterator[list[str]]:
     for area in merged:
         starts.setdefault(area[1], []).append(area)
     open_areas: list[tuple[Range, str]] = []
+    percentages: dict[int, bool] = {}
     for number, row in enumerate(sheet.iter_rows(), 1):
-        cells = [_shown(cell) for cell in row]
+        cells = [_shown(cell, percentages) for cell in row]
         alone = sum(map(bool, cells)) == 1
         open_areas = [(area, text) for area, text in open_areas if area[3] >= number]
         for area in starts.pop(number, ()):
@@ -69,16 +70,23 @@ def _filled(sheet: Any, merged: Sequence[Range]) -> Iterator[list[str]]:
         yield cells
 
 
-def _shown(cell: Any) -> str:
+def _shown(cell: Any, percentages: dict[int, bool]) -> str:
     """A cell's value as a person would write it: percentages as such, dates without a midnight."""
     value = cell.value
     if isinstance(value, float):
-        if "%" in str(cell.number_format):
+        if _is_percentage(cell, percentages):
             return f"{value * 100:.10g}%"
         return f"{value:.15g}"
     if isinstance(value, datetime):
         return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "minutes")
     return clean(cell_text(value))
+
+
+def _is_percentage(cell: Any, known: dict[int, bool]) -> bool:
+    """Whether the cell is shown as a percentage. `known` keeps the answer by style: openpyxl takes long over it."""
+    if cell._style_id not in known:
+        known[cell._style_id] = "%" in str(cell.number_format)
+    return known[cell._style_id]
 
 
 def _merged_ranges(archive: zipfile.ZipFile, path: str) -> list[Range]:

@@ -84,7 +84,11 @@ def add_records(
     while start < len(records):
         headings = records[start][2]
         end = start + 1
+        length = len(records[start][1])
         while end < len(records) and end - start < per_block and records[end][2] == headings:
+            length += len(records[end][1]) + 1
+            if length > SMALL_TABLE_CHARS:  # a block is not cut later, so that its place is right
+                break
             end += 1
         first, last = records[start][0], records[end - 1][0]
         place = f"{unit} {first}" if first == last else f"{unit}s {first}–{last}"

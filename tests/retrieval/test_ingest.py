@@ -7,6 +7,7 @@ import pytest
 from retrieval import IngestResult, KnowledgeBase
 from retrieval.errors import InvalidArgumentError
 from retrieval.ingest import display_name, find_files
+from retrieval.loaders import ocr
 from tests.retrieval.pdf_files import image_pdf, text_pdf
 from tests.retrieval.word_embedder import WordEmbedder
 
@@ -52,7 +53,10 @@ def test_only_changed_chunks_are_embedded_again(knowledge_base: KnowledgeBase, t
     assert embedded(knowledge_base) == 11
 
 
-def test_bad_files_are_reported_and_their_neighbours_go_in(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
+def test_bad_files_are_reported_and_their_neighbours_go_in(
+    knowledge_base: KnowledgeBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ocr, "available", lambda: False)
     folder = tmp_path / "files"
     write(folder, "a-good.md", "# Good\n\nFirst neighbour.")
     write(folder, "b-empty.txt", b"")

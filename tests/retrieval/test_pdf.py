@@ -1,9 +1,11 @@
+import io
 from concurrent.futures import ThreadPoolExecutor
 
+import pypdfium2
 import pytest
 
-from retrieval.errors import CorruptDocumentError, EncryptedDocumentError, NeedsOcrError
-from retrieval.loaders import load
+from retrieval.errors import CorruptDocumentError, EmptyDocumentError, EncryptedDocumentError, NeedsOcrError
+from retrieval.loaders import load, ocr
 from tests.retrieval.pdf_files import image_pdf, pageless_pdf, text_pdf
 
 
@@ -28,9 +30,50 @@ def test_a_title_that_is_none_gives_way_to_the_file_name(title: str | None) -> N
     assert load("annual report.pdf", text_pdf(["text"], title=title)).title == "annual report"
 
 
-def test_a_scan_needs_ocr() -> None:
-    with pytest.raises(NeedsOcrError, match="no text found on any page; needs OCR"):
+def test_a_scan_needs_ocr_and_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ocr, "available", lambda: False)
+    with pytest.raises(NeedsOcrError, match=r"no text found on any page; needs OCR.*install rapidocr-onnxruntime"):
         load("scan.pdf", image_pdf())
+
+
+def test_pages_that_are_pictures_among_pages_of_text_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ocr, "available", lambda: False)
+    document = load("mixed.pdf", joined(text_pdf(["Text of page one.", ""]), image_pdf(2)))
+    assert [block.page for block in document.blocks] == [1]
+    assert (document.notice or "").startswith("2 of its pages are pictures without text (3, 4): reading them needs OCR")
+
+
+def test_recognised_pieces_are_put_in_reading_order_and_noise_is_left_out() -> None:
+    def piece(x: float, y: float, text: str, score: float = 0.9) -> tuple[list[list[float]], str, float]:
+        return [[x, y], [x + 200, y], [x + 200, y + 30], [x, y + 30]], text, score
+
+    pieces = [piece(500, 102, "world"), piece(100, 200, "below"), piece(100, 100, "Hello"), piece(100, 300, "~%", 0.2)]
+    assert ocr.in_reading_order(pieces) == "Hello world\nbelow"
+
+
+def test_pictures_of_text_are_read_where_the_extra_is() -> None:
+    pytest.importorskip("rapidocr_onnxruntime", reason="the extra `ocr` is not installed")
+    document = load("scan.pdf", image_pdf(2))
+    assert [(document.text[block.start : block.end], block.page) for block in document.blocks] == [
+        ("Scanned page 1", 1),
+        ("Scanned page 2", 2),
+    ]
+    assert document.notice is None
+
+
+def test_blank_pages_are_no_scan() -> None:
+    with pytest.raises(EmptyDocumentError, match="all pages are blank"):
+        load("blank.pdf", text_pdf(["", ""]))
+
+
+def joined(*files: bytes) -> bytes:
+    """One PDF of the pages of several."""
+    whole = pypdfium2.PdfDocument.new()
+    for data in files:
+        whole.import_pages(pypdfium2.PdfDocument(data))
+    stream = io.BytesIO()
+    whole.save(stream)
+    return stream.getvalue()
 
 
 def test_an_encrypted_pdf_says_so() -> None:
