@@ -15,7 +15,9 @@ from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
 from retrieval.loaders.encoding import clean
 from retrieval.loaders.tables import RowReader, cell_text
 
-_MERGED = re.compile(rb'<(?:\w+:)?mergeCell\s[^>]*?ref="([A-Z]+\d+:[A-Z]+\d+)"')
+_MERGED_OR_UNCOMPUTED = re.compile(
+    rb'<(?:\w+:)?mergeCell\s[^>]*?ref="([A-Z]+\d+:[A-Z]+\d+)"|</f>(?:<v\s*/>|<v></v>)?</c>|<f\s[^>]*/>(?:<v\s*/>)?</c>'
+)
 _READ_BYTES = 1024 * 1024
 
 Range = tuple[int, int, int, int]
@@ -29,24 +31,28 @@ def load_xlsx(data: bytes, fallback_title: str) -> LoadedDocument:
     kind = "an Excel workbook (.xlsx)"
     archive = open_archive(data, kind, streamed="xl/worksheets/")
     builder = TextBuilder()
+    uncomputed = 0
     with reading(kind):
         workbook = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
         for sheet in workbook.worksheets:
             if sheet.sheet_state == "visible":
-                _read_sheet(builder, sheet, archive)
+                uncomputed += _read_sheet(builder, sheet, archive)
         given = clean(workbook.properties.title or "")
         workbook.close()
-    return builder.build(chosen_title(given) or fallback_title)
+    notice = f"{uncomputed} formulas have no result in the file: open it in Excel or LibreOffice and save it"
+    return builder.build(chosen_title(given) or fallback_title, notice=notice if uncomputed else None)
 
 
-def _read_sheet(builder: TextBuilder, sheet: Any, archive: zipfile.ZipFile) -> None:
+def _read_sheet(builder: TextBuilder, sheet: Any, archive: zipfile.ZipFile) -> int:
+    """Adds a sheet's rows; returns how many of its formulas have no result, since no program has computed them."""
     # What a sheet says of its size may be wrong, and a far lone cell would make a million wide empty rows of it.
     sheet.reset_dimensions()
     reader = RowReader(builder, (cell_text(clean(sheet.title)),))
-    merged = _merged_ranges(archive, sheet._worksheet_path)
+    merged, uncomputed = _scanned(archive, sheet._worksheet_path)
     for number, row in enumerate(_filled(sheet, merged), 1):
         reader.feed(number, row)
     reader.finish()
+    return uncomputed
 
 
 def _filled(sheet: Any, merged: Sequence[Range]) -> Iterator[list[str]]:
@@ -89,17 +95,24 @@ def _is_percentage(cell: Any, known: dict[int, bool]) -> bool:
     return known[cell._style_id]
 
 
-def _merged_ranges(archive: zipfile.ZipFile, path: str) -> list[Range]:
-    """A sheet's merged cells as (left, top, right, bottom), from 1: openpyxl does not tell them while streaming."""
-    found: list[Range] = []
+def _scanned(archive: zipfile.ZipFile, path: str) -> tuple[list[Range], int]:
+    """A sheet's merged cells as (left, top, right, bottom), from 1, and its formulas without a result.
+
+    openpyxl tells neither while streaming.
+    """
+    merged: list[Range] = []
+    uncomputed = 0
     rest = b""
     with archive.open(path.removeprefix("/")) as file:
         while block := file.read(_READ_BYTES):
             text = rest + block
             last = 0
-            for match in _MERGED.finditer(text):
-                left, top, right, bottom = range_boundaries(match[1].decode())
-                found.append((int(left or 1), int(top or 1), int(right or 1), int(bottom or 1)))
+            for match in _MERGED_OR_UNCOMPUTED.finditer(text):
                 last = match.end()
+                if match[1] is None:
+                    uncomputed += 1
+                    continue
+                left, top, right, bottom = range_boundaries(match[1].decode())
+                merged.append((int(left or 1), int(top or 1), int(right or 1), int(bottom or 1)))
             rest = text[max(last, len(text) - 200) :]
-    return found
+    return merged, uncomputed

@@ -21,7 +21,8 @@ MAX_RECORDS = 5000
 _MAX_TITLE_CHARS = 120
 _MAX_TITLES = 4
 _SPACE = re.compile(r"\s+")
-_VALUE = re.compile(r"[-+(]?\s*[$€£¥]?\s*[\d.,'\u2009\u00a0 ]*\d[\d.,]*\s*[%)€£¥]?|\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")
+_FIGURE = re.compile(r"[-+(]?\s*[$€£¥]?\s*[\d.,'\u2009\u00a0 ]*\d[\d.,]*\s*[%)€£¥]?")
+_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")
 _YEAR = re.compile(r"(19|20)\d\d")
 
 
@@ -99,9 +100,10 @@ def add_records(
 class RowReader:
     """Reads a sheet's rows in order and tells titles, column headers, rows and notes apart.
 
-    A header is the first row of several cells that holds no figures (years aside); a second such row below it is
-    taken with it where the first has gaps or merged cells. A lone short cell is a title. Blank rows may stand anywhere;
-    titles after one begin another table. With `one_table`, as in files of data, everything below the header is a row.
+    A header is the first row of several cells that holds no figures (years and a series of dates aside); a second
+    such row below it is taken with it where the first has gaps or merged cells. A lone short cell is a title. Blank
+    rows may stand anywhere; titles after one begin another table. With `one_table`, as in files of data, everything
+    below the header is a row.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class RowReader:
         if len(filled) == 1 and not (inside and (self._one_table or cells[0] == "")):
             self._lone_cell(filled[0])
         else:
-            self._row(number, cells, has_values=any(map(_is_value, filled)))
+            self._row(number, cells, has_values=_has_values(filled))
         self._after_blank = False
 
     def finish(self) -> None:
@@ -203,5 +205,8 @@ def _padded(cells: Iterable[str], width: int) -> list[str]:
     return padded + [""] * (width - len(padded))
 
 
-def _is_value(cell: str) -> bool:
-    return _VALUE.fullmatch(cell) is not None and _YEAR.fullmatch(cell) is None
+def _has_values(cells: Sequence[str]) -> bool:
+    """Whether a row holds figures. Years and several dates may be the names of columns, one date is a value."""
+    dates = [cell for cell in cells if _DATE.fullmatch(cell)]
+    figures = (cell for cell in cells if _FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) and cell not in dates)
+    return len(dates) == 1 or any(figures)

@@ -1,15 +1,17 @@
 """DOCX: paragraphs and lists under their headings, tables with their header rows.
 
 Text is collected from the document's tree in its order, because python-docx's paragraphs leave out what stands in
-content controls, tracked insertions and text boxes. What is deleted by a tracked change is left out.
+content controls, tracked insertions and text boxes. What is deleted by a tracked change is left out. A footnote stands
+where it is referred to, in brackets.
 """
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import docx
+from docx.oxml import parse_xml
 from docx.oxml.ns import qn
 from docx.table import Table
 
@@ -24,6 +26,7 @@ _CONTAINERS = frozenset(
 )
 _PARAGRAPH, _TABLE, _TEXT = qn("w:p"), qn("w:tbl"), qn("w:t")
 _BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
+_REFERENCES = (qn("w:footnoteReference"), qn("w:endnoteReference"))
 # The same drawing a second time for old readers, and text that a tracked change moved away.
 _SKIPPED = frozenset(
     {"{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback", qn("w:del"), qn("w:moveFrom")}
@@ -39,8 +42,7 @@ def load_docx(data: bytes, fallback_title: str) -> LoadedDocument:
     open_archive(data, kind)
     with reading(kind):
         document = docx.Document(io.BytesIO(data))
-        levels = _heading_levels(document)
-        reader = _Reader(document, levels)
+        reader = _Reader(document)
         for element in _blocks(document.element.body):
             reader.feed(element)
         reader.finish()
@@ -51,21 +53,22 @@ def load_docx(data: bytes, fallback_title: str) -> LoadedDocument:
 class _Reader:
     """Takes paragraphs and tables in order. List items gather in `_items`, so that a list is one block."""
 
-    def __init__(self, document: Any, levels: dict[str, int]) -> None:
+    def __init__(self, document: Any) -> None:
         self.builder = TextBuilder()
         self.title = ""
         self.first_heading = ""
         self._document = document
-        self._levels = levels
+        self._levels = _heading_levels(document)
+        self._notes = _notes(document)
         self._path: list[tuple[int, str]] = []
         self._items: list[str] = []
 
     def feed(self, element: Any) -> None:
         if element.tag == _TABLE:
             self._flush()
-            add_table(self.builder, _rows(Table(element, self._document)), self._headings)
+            add_table(self.builder, self._rows(element), self._headings)
             return
-        text = clean(_text(element)).strip()
+        text = self._text(element)
         if not text:
             return
         level = self._level(element)
@@ -91,6 +94,18 @@ class _Reader:
     @property
     def _headings(self) -> tuple[str, ...]:
         return tuple(text for _, text in self._path)
+
+    def _text(self, element: Any) -> str:
+        return clean("".join(_pieces(element, self._notes))).strip()
+
+    def _rows(self, element: Any) -> list[list[str]]:
+        """The cells' texts. A merged cell stands in every place that it covers, so that no row lacks its label."""
+        rows = []
+        for row in Table(element, self._document).rows:
+            cells = [cell_text(" ".join(map(self._text, cell._tc.iter(_PARAGRAPH)))) for cell in row.cells]
+            merged_into_one = len({id(cell._tc) for cell in row.cells}) == 1
+            rows.append(cells[:1] if merged_into_one else cells)
+        return rows
 
     def _flush(self) -> None:
         self.builder.add("\n".join(self._items), "prose", self._headings)
@@ -141,27 +156,30 @@ def _blocks(element: Any) -> Iterator[Any]:
             yield from _blocks(child)
 
 
-def _text(element: Any) -> str:
-    return "".join(_pieces(element)).strip("\n")
+def _notes(document: Any) -> dict[str, str]:
+    """Footnotes and endnotes by the reference's tag and id."""
+    notes = {}
+    for relation in document.part.rels.values():
+        kind = relation.reltype.rpartition("/")[2]
+        if kind in ("footnotes", "endnotes") and not relation.is_external:
+            name = kind.removesuffix("s")
+            for note in parse_xml(relation.target_part.blob).iter(qn(f"w:{name}")):
+                text = " ".join("".join(_pieces(note, {})).split())
+                if text:
+                    notes[f"{qn(f'w:{name}Reference')} {note.get(qn('w:id'))}"] = text
+    return notes
 
 
-def _pieces(element: Any) -> Iterator[str]:
+def _pieces(element: Any, notes: Mapping[str, str]) -> Iterator[str]:
     for child in element:
         if child.tag == _TEXT:
             yield child.text or ""
         elif child.tag in _BREAKS:
             yield _BREAKS[child.tag]
+        elif child.tag in _REFERENCES:
+            if note := notes.get(f"{child.tag} {child.get(qn('w:id'))}"):
+                yield f" ({note}) "
         elif child.tag not in _SKIPPED:
-            yield from _pieces(child)
+            yield from _pieces(child, notes)
             if child.tag == _PARAGRAPH:  # of a text box
                 yield "\n"
-
-
-def _rows(table: Table) -> list[list[str]]:
-    """The cells' texts. A merged cell stands in every place that it covers, so that no row lacks its label."""
-    rows = []
-    for row in table.rows:
-        cells = [cell_text(clean(" ".join(_text(block) for block in cell._tc.iter(_PARAGRAPH)))) for cell in row.cells]
-        merged_into_one = len({id(cell._tc) for cell in row.cells}) == 1
-        rows.append(cells[:1] if merged_into_one else cells)
-    return rows

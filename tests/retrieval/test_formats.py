@@ -1,9 +1,13 @@
 """One real file of every format, with the page, slide, sheet, row or heading path at which a passage must stand."""
 
 import contextlib
+import io
+import zipfile
 from collections.abc import Callable
+from datetime import date
 from email.message import EmailMessage
 
+import openpyxl
 import pytest
 
 from retrieval.chunking import chunk_document
@@ -19,6 +23,7 @@ from retrieval.loaders import load
 from tests.retrieval.office_files import (
     archive,
     book_file,
+    saved,
     slides_file,
     text_document_file,
     with_member,
@@ -63,6 +68,30 @@ def test_docx_text_in_insertions_and_content_controls_is_read_and_deletions_are_
     assert [text for text, _, _ in found("a.docx", data)] == ["kept added", "controlled"]
 
 
+def test_docx_a_footnote_stands_where_it_is_referred_to() -> None:
+    namespace = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    relations = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    kind = "application/vnd.openxmlformats-officedocument.wordprocessingml.footnotes+xml"
+    members = {
+        "word/document.xml": f"<w:document {namespace}><w:body><w:p><w:r><w:t>The fee is 40</w:t></w:r>"
+        '<w:r><w:footnoteReference w:id="2"/></w:r><w:r><w:t>a month.</w:t></w:r></w:p></w:body></w:document>',
+        "word/footnotes.xml": f'<w:footnotes {namespace}><w:footnote w:id="2"><w:p><w:r><w:t>Without tax.</w:t></w:r>'
+        "</w:p></w:footnote></w:footnotes>",
+        "word/_rels/document.xml.rels": "<Relationships "
+        'xmlns="http://schemas.openxmlformats.org/package/2006/relationships">'
+        f'<Relationship Id="r1" Type="{relations}/footnotes" Target="footnotes.xml"/>'
+        f'<Relationship Id="r2" Type="{relations}/styles" Target="styles.xml"/></Relationships>',
+    }
+    data = word_file()
+    for name, content in members.items():
+        data = with_member(data, name, content)
+    with zipfile.ZipFile(io.BytesIO(data)) as file:
+        types = file.read("[Content_Types].xml").decode()
+    override = f'<Override PartName="/word/footnotes.xml" ContentType="{kind}"/></Types>'
+    data = with_member(data, "[Content_Types].xml", types.replace("</Types>", override))
+    assert [text for text, _, _ in found("a.docx", data)] == ["The fee is 40 (Without tax.) a month."]
+
+
 def test_pptx_a_slide_is_a_page() -> None:
     document = load("a.pptx", slides_file())
     assert (document.title, document.num_pages) == ("Quarterly review", 2)
@@ -82,6 +111,17 @@ def test_xlsx_a_row_carries_its_headers_and_knows_its_sheet_and_number() -> None
         ),
         ("Plant Turin: 2025 Tons 980; 2025 Share 12.5%", ("Plants", "Output by plant", "row 6"), None),
     ]
+
+
+def test_xlsx_dates_may_be_column_headers_and_formulas_without_results_are_told() -> None:
+    workbook = openpyxl.Workbook()
+    sheet = workbook.active
+    sheet.append(["Account", date(2025, 1, 31), date(2025, 2, 28)])
+    sheet.append(["Rent", 1200, 1250])
+    sheet.append(["Sum", "=B2", 1250])
+    document = load("costs.xlsx", saved(workbook))
+    assert document.text == "Account Rent: 2025-01-31 1200; 2025-02-28 1250\n\nAccount Sum: 2025-02-28 1250"
+    assert document.notice == "1 formulas have no result in the file: open it in Excel or LibreOffice and save it"
 
 
 @pytest.mark.parametrize(
