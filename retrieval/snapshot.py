@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,7 +46,7 @@ _INLINE_S = 0.5
 # Checksums are computed over so many bytes at a time.
 _HASHED_BYTES = 1 << 24
 _VECTORS = "vectors"
-# Masks of collections that a snapshot remembers.
+# Masks that a snapshot remembers.
 _MASKS_KEPT = 16
 # Files of a process that was killed while it wrote are removed after so long.
 _LEFTOVERS_KEPT_S = 3600.0
@@ -63,8 +63,7 @@ class Snapshot:
     collection_ids: Ids
     vectors: AnyVectorIndex
     keywords: KeywordIndex
-    # A million ids take milliseconds to compare, and most searches go into the same few collections.
-    _collection_masks: dict[tuple[int, ...], Mask] = field(default_factory=dict, repr=False, compare=False)
+    _masks: dict[Hashable, Mask] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sizes = {len(self.document_ids), len(self.collection_ids), len(self.vectors), len(self.keywords)}
@@ -77,14 +76,18 @@ class Snapshot:
     def mask(self, collection_ids: Sequence[int], document_ids: Sequence[int] | None = None) -> Mask:
         """Which rows [n] lie in these collections, and in these documents where some are given. Not to be written."""
         key = tuple(sorted(collection_ids))
-        mask = self._collection_masks.get(key)
-        if mask is None:
-            mask = np.isin(self.collection_ids, np.asarray(key, dtype=np.int64))
-            if len(self._collection_masks) >= _MASKS_KEPT:
-                self._collection_masks.clear()
-            self._collection_masks[key] = mask
+        mask = self.remembered(key, lambda: np.isin(self.collection_ids, np.asarray(key, dtype=np.int64)))
         if document_ids is not None:
             mask = mask & np.isin(self.document_ids, np.asarray(document_ids, dtype=np.int64))
+        return mask
+
+    def remembered(self, key: Hashable, made: Callable[[], Mask]) -> Mask:
+        """The mask [n] that was made for `key`: most searches ask for the same few, which take long to make."""
+        mask = self._masks.get(key)
+        if mask is None:
+            if len(self._masks) >= _MASKS_KEPT:
+                self._masks.clear()
+            mask = self._masks[key] = made()
         return mask
 
 

@@ -26,6 +26,7 @@ from retrieval.errors import InvalidArgumentError
 from retrieval.ingest import text_digest
 from retrieval.knowledge_base import KnowledgeBase, public_chunk_id
 from retrieval.snapshot import Snapshot
+from retrieval.vector_index import Mask
 
 # Marks documents that were given as texts; those made from files carry the revision of their chunking.
 _TEXT_REVISION = 0
@@ -195,7 +196,7 @@ class RagstoneVectorStore(VectorStore):
             collection_id = reader.collection_id(self.owner, self.collection)
             if collection_id is None:
                 return snapshot, [], []
-            mask = snapshot.mask([collection_id], _matching(reader, collection_id, filter))
+            mask = _mask(snapshot, reader, collection_id, _conditions(filter or {}))
         rows, scores = snapshot.vectors.search(vector, k, mask)
         return snapshot, rows.tolist(), scores.tolist()
 
@@ -244,9 +245,8 @@ def _document(chunk: ChunkRow) -> Document:
     return Document(id=public_chunk_id(chunk), page_content=chunk.text, metadata={**chunk.metadata, **place})
 
 
-def _matching(reader: CatalogReader, collection_id: int, filter: Filter | None) -> list[int] | None:
-    if filter is None:
-        return None
+def _conditions(filter: Filter) -> dict[str, list[Any]]:
+    """For each key of the metadata the values of which one must be there. Raises InvalidArgumentError."""
     conditions = {}
     for key, wanted in filter.items():
         values = list(wanted) if isinstance(wanted, (list, tuple, set, frozenset)) else [wanted]
@@ -256,7 +256,22 @@ def _matching(reader: CatalogReader, collection_id: int, filter: Filter | None) 
                 "filter", f"filter[{key!r}] is {wanted!r}: give a string, number, boolean or None, or a list of them"
             )
         conditions[key] = values
-    return reader.documents_matching(collection_id, conditions)
+    return conditions
+
+
+def _mask(
+    snapshot: Snapshot, reader: CatalogReader, collection_id: int, conditions: Mapping[str, Sequence[Any]]
+) -> Mask:
+    """Which rows of the snapshot lie in the collection and meet the conditions."""
+    if not conditions:
+        return snapshot.mask([collection_id])
+
+    def matching() -> Mask:
+        return snapshot.mask([collection_id], reader.documents_matching(collection_id, conditions))
+
+    if reader.generation() != snapshot.generation:
+        return matching()  # the catalog has moved on: not to be remembered as this snapshot's
+    return snapshot.remembered((collection_id, json.dumps(conditions, sort_keys=True)), matching)
 
 
 def _check_length(name: str, given: Sequence[Any] | None, texts: Sequence[str]) -> None:

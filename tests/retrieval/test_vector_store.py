@@ -74,6 +74,17 @@ def test_a_filter_that_matches_one_in_a_hundred_still_gives_k_hits(store: Ragsto
     assert sorted(document.metadata["number"] for document in two) == [3, 4]
 
 
+def test_a_filter_sees_what_changed_since_it_was_last_used(store: RagstoneVectorStore) -> None:
+    store.add_texts(["whale", "bread"], [{"n": 1}, {"n": 2}], ids=["a", "b"])
+    assert texts(store.similarity_search("x", filter={"n": 1})) == ["whale"]
+    assert texts(store.similarity_search("x", filter={"n": 1})) == ["whale"]
+    store.add_texts(["whale song", "bread"], [{"n": 1}, {"n": 1}], ids=["c", "b"])
+    assert sorted(texts(store.similarity_search("x", filter={"n": 1}))) == ["bread", "whale", "whale song"]
+    store.delete(["a"])
+    assert sorted(texts(store.similarity_search("x", filter={"n": [1]}))) == ["bread", "whale song"]
+    assert texts(store.similarity_search("x", filter={"n": "1"})) == []
+
+
 def test_filters_match_values_of_every_kind_and_keys_of_any_spelling(store: RagstoneVectorStore) -> None:
     metadatas = [
         {"lang": "en", 'odd "key".$[0]': 1.5, "none": None},
