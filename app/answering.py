@@ -1,8 +1,8 @@
 """Answering only from the sources: what of a model's words reaches the reader, and what is quoted instead.
 
 Three modes. `strict`, for models that cannot be trusted: the ranking of sentences (`retrieval/evidence.py`) chooses
-what is said; a sentence of the model passes only if it says what one of the best sentences says, and otherwise that
-sentence is quoted; where no passage is about the question, the answer is that it is not in the documents, and the model
+what is said; a sentence of the model passes only if it says what one of these says, and what the model leaves unsaid is
+quoted; where no passage is about the question, the answer is that it is not in the documents, and the model
 is not asked. `mark`, for better ones: the answer streams as it is written, and each sentence is followed by the number
 of the passage that supports it, or by a mark that none does. `off`: the model's words as they are.
 
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from retrieval.evidence import Embed, Ranking, TermWeights, quotes, rank_sentences, retained
+from retrieval.evidence import Embed, Quote, Ranking, TermWeights, quotes, rank_sentences, retained
 from retrieval.grounding import LENIENT, STRICT, GroundingChecker, Support
 from retrieval.question_kind import candidates
 from retrieval.records import Passage
@@ -34,9 +34,8 @@ UNSUPPORTED_MARK = " [?]"
 
 # Sentences of an answer in strict mode, by the model or quoted.
 MOST_SENTENCES = 2
-# A sentence of the model must say what one of this many best sentences says, and this share of it at least.
-NUM_TRUSTED = 2
-LEAST_RETAINED = 0.6
+# A sentence of the model must tell this share of what the quotation that it stands for tells beyond the question.
+LEAST_RETAINED = 0.75
 # The model's own marks, whole, or begun at the end of what has arrived so far.
 _OWN_MARK = re.compile(r"\s*\[\d+(?:\s*,\s*\d+)*\]")
 _BEGUN_MARK = re.compile(r"\s*\[[\d\s,]*$|\s+$")
@@ -150,41 +149,41 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
             yield NEAREST
         yield Grounding(mode="strict", state="not_found")
         return
-    passed: list[SentenceSupport] = []
+    chosen = quotes(material.ranking, material.passages, MOST_SENTENCES)
     checker = answering.checker(material.passages)
+    passed: list[SentenceSupport] = []
+    left = list(chosen)
     async with aclosing(_complete_sentences(deltas())) as sentences:
         async for sentence in sentences:
             support = await asyncio.to_thread(checker.check, sentence)
-            if not support.supported or not _answers(sentence, support, material.ranking, answering.weights):
+            said = next((quote for quote in left if _says(sentence, support, quote, material.ranking, answering)), None)
+            if said is None:
                 break
-            lead = " " if passed else ""
+            left.remove(said)
             passed.append(_by_model(sentence, support, material))
-            for word in _words(f"{lead}{sentence}{_citation(passed[-1])}"):
+            for word in _words(f"{sentence}{_citation(passed[-1])}", after=len(passed) > 1):
                 yield word
-            if len(passed) == MOST_SENTENCES:
+            if not left:
                 break
-    if not passed:
-        for quote in quotes(material.ranking, material.passages, MOST_SENTENCES):
-            lead = "\n\n" if passed else ""
-            number = material.numbers[quote.passage]
-            passed.append(SentenceSupport(text=quote.text, origin="quote", supported=True, n=number, quote=quote.text))
-            for word in _words(f'{lead}"{quote.text}"{_citation(passed[-1])}'):
-                yield word
+    for quote in left:
+        number = material.numbers[quote.passage]
+        passed.append(SentenceSupport(text=quote.text, origin="quote", supported=True, n=number, quote=quote.source))
+        for word in _words(f'"{quote.text}"{_citation(passed[-1])}', after=len(passed) > 1):
+            yield word
     yield Grounding(mode="strict", state="answered", sentences=passed)
 
 
-def _answers(sentence: str, support: Support, ranking: Ranking, weights: TermWeights) -> bool:
-    """Whether a supported sentence may stand for a quotation: it says what a best sentence says, and most of that.
+def _says(sentence: str, support: Support, quote: Quote, ranking: Ranking, answering: Answering) -> bool:
+    """Whether a sentence of the model may stand for a quotation: it is supported by the same, and tells most of it.
 
-    What it leaves out may be the answer, and nothing here can tell. Where the best sentence holds what is asked for (a
-    number, a time, a name), so must this one.
+    What it leaves out may be the answer, and nothing here can tell. Where the quotation holds what is asked for (a
+    number, a time, a name), so must the sentence.
     """
-    trusted = ranking.ranked[:NUM_TRUSTED]
-    if support.quote is None or all(support.quote != evidence.text for evidence in trusted):
+    if not support.supported or support.quote != quote.source:
         return False
-    if retained(sentence, support.quote, ranking.question, weights) < LEAST_RETAINED:
+    if retained(sentence, quote.text, ranking.question, answering.weights) < LEAST_RETAINED:
         return False
-    expected = candidates(ranking.kind, trusted[0].text, ranking.question)
+    expected = candidates(ranking.kind, quote.text, ranking.question)
     return not expected or bool(candidates(ranking.kind, sentence, ranking.question))
 
 
@@ -273,8 +272,9 @@ def _citation(sentence: SentenceSupport) -> str:
     return f" [{sentence.n}]" if sentence.supported else UNSUPPORTED_MARK
 
 
-def _words(text: str) -> Iterator[str]:
-    return (match.group() for match in _WORD.finditer(text))
+def _words(text: str, *, after: bool) -> Iterator[str]:
+    """The words of a sentence with the space behind them; in a paragraph of its own `after` another sentence."""
+    return (match.group() for match in _WORD.finditer(f"\n\n{text}" if after else text))
 
 
 async def _as_generator(deltas: AsyncIterator[str]) -> AsyncGenerator[str, None]:

@@ -4,9 +4,9 @@ A sentence's score is the sum of
 
     coverage   share of the question's words that it holds, each word weighing its inverse document frequency
     cosine     of the embeddings of question and sentence
-    0.3 x      coverage of the words it lacks by the sentence before, title and headings (what "he" and "it" stand for)
+    0.5 x      coverage of the words it lacks by the sentence before, title and headings (what "he" and "it" stand for)
     0.2        where it holds what the question asks for: a number, a time, a name that is not in the question
-    0.1 x      the score of its passage
+    0.2 x      the score of its passage
 
 Coverage and cosine are both shares between 0 and 1, so they need no scaling to one another, and neither depends on how
 long the question is or how rare its words are. The other weights are round and small: they decide between near ties.
@@ -15,7 +15,6 @@ long the question is or how rare its words are. The other weights are round and 
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +22,7 @@ import numpy as np
 from retrieval.embeddings import Vectors
 from retrieval.question_kind import QuestionKind, candidates, question_kind
 from retrieval.records import Passage
-from retrieval.sentences import split_sentences
+from retrieval.sentences import split_sentences, without_markup
 from retrieval.words import terms
 
 TermWeights = Callable[[Collection[str]], Mapping[str, float]]
@@ -31,20 +30,21 @@ TermWeights = Callable[[Collection[str]], Mapping[str, float]]
 Embed = Callable[[Sequence[str]], Vectors]
 """Texts -> unit vectors [n, dimension]."""
 
-CONTEXT_WEIGHT = 0.3
+CONTEXT_WEIGHT = 0.5
 KIND_WEIGHT = 0.2
-PASSAGE_WEIGHT = 0.1
+PASSAGE_WEIGHT = 0.2
 
-# Least strength that counts as an answer, chosen as the middle between questions with and without one: see
-# `python -m benchmarks.answers`, which prints both rates on each set.
+# Least strength that counts as an answer. `python -m benchmarks.answers` prints what is kept and refused on each set,
+# and what would be at the threshold that the other sets teach.
 ANSWERABLE = 0.8
 
 # Embedding is what costs time here: only so many sentences are, those that share the most words with the question.
 MAX_EMBEDDED = 40
-# A second sentence is quoted where it is nearly as good as the first; a difference of 0.15 is within the noise.
-NEAR_TIE = 0.15
+# A second sentence is quoted where it is nearly as good as the first: a difference like this is within the noise.
+NEAR_TIE = 0.12
 # Sentences up to this length are quoted whole. Longer ones lose the clauses at their ends that the question does not
-# touch, but for one beside those that it does: there the answer may stand.
+# touch, but for one beside those that it does: there the answer may stand. Where it is known what is asked for, half
+# this length is enough, and the clauses that the question touches, if they hold such a thing.
 WHOLE_WORDS = 30
 # An introduction ("You need:") is quoted with what it introduces, up to this many words.
 LIST_WORDS = 45
@@ -86,10 +86,11 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Quote:
-    """What to quote of passage number `passage`: a piece of its text, "..." standing for what was left out."""
+    """What to quote of passage number `passage`: a piece of its text without markup, "..." for what was left out."""
 
     passage: int
     text: str
+    source: str  # the sentence it is taken from
 
 
 def rank_sentences(
@@ -135,37 +136,33 @@ def rank_sentences(
 def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list[Quote]:
     """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long."""
     chosen = [evidence for evidence in ranking.ranked[:most] if evidence.score >= ranking.ranked[0].score - NEAR_TIE]
-    asked = frozenset(terms(ranking.question))
     found: list[Quote] = []
     for evidence in chosen:
-        text = _with_list(evidence, passages[evidence.passage])
-        quote = Quote(evidence.passage, trimmed(text, asked, ranking.kind, ranking.question))
-        if all(quote.text not in earlier.text and earlier.text not in quote.text for earlier in found):
-            found.append(quote)
+        text = trimmed(_with_list(evidence, passages[evidence.passage]), ranking.question, ranking.kind)
+        if all(text not in earlier.text and earlier.text not in text for earlier in found):
+            found.append(Quote(evidence.passage, text, evidence.text))
     return found
 
 
-def trimmed(sentence: str, asked: AbstractSet[str], kind: QuestionKind = QuestionKind.OTHER, question: str = "") -> str:
-    """A long sentence without the clauses at its ends that have nothing to do with the question.
-
-    `asked` holds the question's terms. One clause beside those that hold any stays, and so does the next one with what
-    the question asks for. "..." marks what was left out.
-    """
-    if len(sentence.split()) <= WHOLE_WORDS:
+def trimmed(sentence: str, question: str, kind: QuestionKind) -> str:
+    """A long sentence without the clauses at its ends that have nothing to do with the question; "..." marks them."""
+    limit = WHOLE_WORDS if kind is QuestionKind.OTHER else WHOLE_WORDS // 2
+    if len(sentence.split()) <= limit:
         return sentence
+    asked = frozenset(terms(question))
     clauses = _clauses(sentence)
     touched = [
         number for number, (start, end) in enumerate(clauses) if not asked.isdisjoint(terms(sentence[start:end]))
     ]
     if not touched:
         return sentence
-    first, last = max(0, touched[0] - 1), min(len(clauses) - 1, touched[-1] + 1)
-    start, end = clauses[first][0], clauses[last][1]
-    if kind is not QuestionKind.OTHER and not candidates(kind, sentence[start:end], question):
-        return sentence
-    return (
-        ("... " if start > 0 else "") + sentence[start:end].rstrip(" ,;:—–-") + (" ..." if end < len(sentence) else "")
-    )
+    for beside in (1,) if kind is QuestionKind.OTHER else (0, 1):
+        start = clauses[max(0, touched[0] - beside)][0]
+        end = clauses[min(len(clauses) - 1, touched[-1] + beside)][1]
+        piece = sentence[start:end]
+        if kind is QuestionKind.OTHER or candidates(kind, piece, question):
+            return ("... " if start > 0 else "") + piece.rstrip(" ,;:—–-") + (" ..." if end < len(sentence) else "")
+    return sentence
 
 
 def retained(claim: str, source: str, question: str, weights: TermWeights) -> float:
@@ -209,9 +206,9 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
     place = frozenset(terms(f"{passage.title} {passage.heading or ''}"))
     before: frozenset[str] = frozenset()
     for index, sentence in enumerate(split_sentences(passage.text)):
-        own = frozenset(terms(sentence.text))
+        own = frozenset(terms(without_markup(sentence.text)))
         if own and not _NO_SENTENCE.match(sentence.text):
-            yield _Candidate(number, index, sentence.text, place | before)
+            yield _Candidate(number, index, without_markup(sentence.text), place | before)
         before = own
 
 
@@ -226,7 +223,7 @@ def _cosines(questions: Sequence[str], texts: Sequence[str], promise: Vectors, e
 
 def _with_list(evidence: Evidence, passage: Passage) -> str:
     """The sentence, and after an introduction that ends in a colon as much of what it introduces as is short."""
-    if not evidence.text.rstrip("*_ ").endswith(":"):
+    if not evidence.text.endswith(":"):
         return evidence.text
     sentences = split_sentences(passage.text)
     last = evidence.index
@@ -239,7 +236,7 @@ def _with_list(evidence: Evidence, passage: Passage) -> str:
         last += 1
         if not is_item:
             break
-    return passage.text[sentences[evidence.index].start : sentences[last].end]
+    return without_markup(passage.text[sentences[evidence.index].start : sentences[last].end])
 
 
 def _clauses(sentence: str) -> list[tuple[int, int]]:

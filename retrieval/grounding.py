@@ -21,7 +21,7 @@ from typing import Literal
 from retrieval.evidence import Embed, TermWeights
 from retrieval.facts import NUMBER_WORDS, Fact, facts, name_keys, negations, number_keys
 from retrieval.records import Passage
-from retrieval.sentences import split_sentences
+from retrieval.sentences import split_sentences, without_markup
 from retrieval.words import terms
 
 Reason = Literal["numbers", "names", "order", "negation", "wording", "meaning", "nothing to check"]
@@ -125,18 +125,11 @@ def _sources(number: int, passage: Passage) -> list[_Source]:
     place = f"{passage.title} {passage.heading or ''}".strip()
     found, before = [], ""
     for sentence in split_sentences(passage.text):
-        around = f"{before} {sentence.text}".strip()
-        found.append(
-            _Source(
-                number,
-                sentence.text,
-                around,
-                place,
-                frozenset(terms(sentence.text)),
-                frozenset(terms(f"{around} {place}")),
-            )
-        )
-        before = sentence.text
+        text = without_markup(sentence.text)
+        around = f"{before} {text}".strip()
+        words = frozenset(terms(f"{around} {place}"))
+        found.append(_Source(number, text, around, place, frozenset(terms(text)), words))
+        before = text
     return found
 
 

@@ -28,6 +28,11 @@ _ALONE = re.compile(r"[ \t]*(?:\#{1,6}\s|\|)")
 # A line that was ended by hand before this many characters was ended on purpose, where a capital or a digit follows.
 _WRAPPED_CHARS = 50
 
+_LINK = re.compile(r"!?\[([^\]\n]*)\]\((?:\{[{%].*?[%}]\}|[^()\s]*)(?:\s+\"[^\"\n]*\")?\)")
+_EMPHASIS = re.compile(r"\*\*|__|`|(?<!\w)[*_](?=\w)|(?<=[\w.!?:,;])[*_](?!\w)")
+_LEADING_MARK = re.compile(r"^\s*(?:[-*+•–>]\s+|\d{1,2}[.)]\s+)+")
+_WRAP = re.compile(rf"[ \t]*\n[ \t]*(?!\n|[ \t]*{_MARK})")
+
 # Words that a full stop mostly does not end a sentence after. Single letters (initials) are dealt with by rule.
 _ABBREVIATIONS = frozenset(
     re.split(
@@ -53,6 +58,15 @@ def split_sentences(text: str) -> list[Sentence]:
                 begin = first + len(inner) - len(inner.lstrip())
                 found.append(Sentence(stripped, begin, begin + len(stripped)))
     return found
+
+
+def without_markup(text: str) -> str:
+    """A sentence or list as it reads: links without their targets, no emphasis marks, wrapped lines joined.
+
+    What is quoted is shown like this, and what is compared is compared like this.
+    """
+    shown = _EMPHASIS.sub("", _LINK.sub(r"\1", text))
+    return _WRAP.sub(" ", _LEADING_MARK.sub("", shown)).strip()
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:
@@ -99,7 +113,8 @@ def _is_border(text: str, mark: int, after: int, end: int) -> bool:
     last = word.group()
     if len(last) == 1 and last.isalpha() and last != "I":
         return False  # an initial: "J. Smith", and "U.S" is in the list below
-    if last.isdigit() and len(last) <= 2 and not text[: word.start()].strip(" \t\n#*"):
+    line = text.rfind("\n", 0, mark) + 1
+    if last.isdigit() and len(last) <= 2 and not text[line : word.start()].strip(" \t#*-"):
         return False  # "1. First"
     if last.casefold() not in _ABBREVIATIONS and not re.fullmatch(r"(?:[A-Za-z]\.)+[A-Za-z]", last):
         return True

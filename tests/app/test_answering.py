@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from app.answering import NEAREST, NO_ANSWER, NOT_FOUND, Answering
@@ -16,11 +17,15 @@ QUESTION = "How many hours of leave do employees earn per pay period?"
 SENTENCE = "Employees earn 6 hours of leave per pay period."
 
 
-def setup(tmp_path, *pieces, mode="strict", texts=(LEAVE,), **options):
+def all_alike(texts):
+    return np.ones((len(texts), 1), dtype=np.float32)
+
+
+def setup(tmp_path, *pieces, mode="strict", texts=(LEAVE,), embed=None, **options):
     made = Setup(
         tmp_path,
         ScriptedEngineClient(pieces),
-        answering=Answering(mode, lambda terms: dict.fromkeys(terms, 1.0), WordEmbedder().embed_passages),
+        answering=Answering(mode, lambda terms: dict.fromkeys(terms, 1.0), embed or WordEmbedder().embed_passages),
         **options,
     )
     made.found = [passage(text, title="Rules") for text in texts]
@@ -63,6 +68,17 @@ async def test_anything_else_gives_way_to_a_quotation(tmp_path, said):
     assert [(item["origin"], item["n"]) for item in result["grounding"]["sentences"]] == [("quote", 1)]
     assert made.turns()[0].answer == result["answer"]
     assert made.turns()[0].grounding == result["grounding"]
+
+
+async def test_what_the_model_leaves_unsaid_is_quoted(tmp_path):
+    both = "Tickets cost 12 dollars. Season tickets cost 40 dollars. Dogs stay outside."
+    made = setup(tmp_path, "Season tickets cost 40 dollars. ", "Dogs stay outside.", texts=(both,), embed=all_alike)
+    result = await ask(made, "What do tickets cost?")
+    assert [(item["origin"], item["text"]) for item in result["grounding"]["sentences"]] == [
+        ("model", "Season tickets cost 40 dollars."),
+        ("quote", "Tickets cost 12 dollars."),
+    ]
+    assert result["answer"] == 'Season tickets cost 40 dollars. [1]\n\n"Tickets cost 12 dollars." [1]'
 
 
 async def test_a_rejected_model_is_stopped(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.sentences import split_sentences
+from retrieval.sentences import split_sentences, without_markup
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,7 @@ from retrieval.sentences import split_sentences
         ("# Title\nText.\n- one\n- two\n| a | b |\n| 1 | 2 |",
          ["# Title", "Text.", "- one", "- two", "| a | b |", "| 1 | 2 |"]),
         ("Name: Bob\nAge: 3", ["Name: Bob", "Age: 3"]),
+        ("Do this:\n\n1. Send it. Wait.\n2. Go on.", ["Do this:", "1. Send it.", "Wait.", "2. Go on."]),
         ("No end\n\nhere", ["No end", "here"]),
         (" \n\t", []),
     ],
@@ -36,3 +37,18 @@ def test_offsets_are_right_and_nothing_but_white_space_is_lost(text):
     sentences = split_sentences(text)
     assert all(text[sentence.start : sentence.end] == sentence.text for sentence in sentences)
     assert "".join("".join(sentence.text.split()) for sentence in sentences) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("- Ask the [help desk](https://x.example/a_b#c) **first**.", "Ask the help desk first."),
+        ('See ![a map](p.png "Title"), [leave]({% page "/a b/" %}): 3*4 of my_file.',
+         "See a map, leave: 3*4 of my_file."),
+        ("One line that\n  goes on.", "One line that goes on."),
+        ("You need:\n- a pass\n- a photo", "You need:\n- a pass\n- a photo"),
+        ("2. **_Note:_** it is `5`.", "Note: it is 5."),
+    ],
+)  # fmt: skip
+def test_what_is_quoted_reads_without_markup(text, shown):
+    assert without_markup(text) == shown
