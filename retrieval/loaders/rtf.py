@@ -10,6 +10,8 @@ from retrieval.loaders.document import LoadedDocument, TextBuilder
 from retrieval.loaders.encoding import clean
 from retrieval.loaders.tables import add_table, cell_text
 
+# Pictures are hexadecimal digits, megabytes of them, which striprtf would look at one by one.
+_PICTURE = re.compile(rb"[0-9a-fA-F\s]{2000,}")
 _TITLE = re.compile(rb"{\\title ([^{}\\]{1,300})}")
 
 
@@ -18,7 +20,7 @@ def load_rtf(data: bytes, fallback_title: str) -> LoadedDocument:
     if not data.lstrip().startswith(b"{\\rtf"):
         raise CorruptDocumentError("the file is not rich text (.rtf): open and save it again")
     with reading("rich text (.rtf)"):
-        text = clean(rtf_to_text(data.decode("latin-1"), errors="replace"))  # type: ignore[no-untyped-call]
+        text = clean(rtf_to_text(_PICTURE.sub(b"", data).decode("latin-1"), errors="replace"))  # type: ignore[no-untyped-call]
     builder = TextBuilder()
     rows: list[list[str]] = []
     for line in text.split("\n"):
