@@ -97,7 +97,12 @@ class Server:
                 return Reply(error=_reason(response), seconds=seconds)
             output = response.json()["output"]
             passages = sorted(map(self._passage, output["sources"]), key=lambda passage: -passage.score)
-            return Reply(answer=_clean(output["answer"]), passages=tuple(passages), seconds=seconds)
+            return Reply(
+                answer=_clean(output["answer"]),
+                passages=tuple(passages),
+                seconds=seconds,
+                **checks_of(output.get("grounding")),
+            )
         except httpx.HTTPError as error:
             return Reply(error=f"{type(error).__name__}: {error}", seconds=time.perf_counter() - started)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -126,6 +131,17 @@ class Server:
         if response.status_code != 200:
             raise EvaluationError(f"{self.url}{path} answers {_reason(response)}")
         return response.json()
+
+
+def checks_of(grounding: dict[str, Any] | None) -> dict[str, Any]:
+    """What the server's check of an answer says, as fields of a Reply; nothing where it made none."""
+    if grounding is None or grounding["state"] == "unchecked":
+        return {}
+    sentences = grounding["sentences"]
+    supported = sum(sentence["supported"] for sentence in sentences) / len(sentences) if sentences else None
+    # Only in strict mode does the server keep back an answer that is not in the documents.
+    refused = grounding["state"] == "not_found" if grounding["mode"] == "strict" else None
+    return {"refused": refused, "supported": supported}
 
 
 def _reason(response: httpx.Response) -> str:

@@ -56,9 +56,15 @@ class FoundPassage(Record):
 
 
 class Reply(Record):
-    """What the server answered: passages best first, or in `error` why there is no answer."""
+    """What the server answered: passages best first, or in `error` why there is no answer.
+
+    Where it checks answers: whether it refused, and the share of the answer's sentences that a passage supports; else
+    None.
+    """
 
     answer: str = ""
+    refused: bool | None = None
+    supported: float | None = None
     passages: tuple[FoundPassage, ...] = ()
     seconds: float = 0.0
     error: str | None = None

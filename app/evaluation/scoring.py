@@ -34,14 +34,14 @@ MEASURES = (
     Measure("contains", "expected text in the answer", "Answering"),
     Measure("exact_match", "exact match", "Answering"),
     Measure("f1", "token F1", "Answering", yes_or_no=False),
+    Measure("supported", "sentences that a passage supports", "Answering", yes_or_no=False),
     Measure("answered", "answerable, and answered", "Answering"),
     Measure("refused", "not answerable, and refused", "Answering"),
 )
 
-# How small and large models say that they do not know; the server's own sentence is the first.
+# How models say that they do not know, for a server that does not tell whether it refused.
 _REFUSAL = re.compile(
-    r"not in your documents"
-    r"|\b(?:documents?|passages?|sources?|contexts?|texts?)\b[^.!?]{0,40}\b(?:do|does|did)(?: not|n['’]t)\b"
+    r"\b(?:documents?|passages?|sources?|contexts?|texts?)\b[^.!?]{0,40}\b(?:do|does|did)(?: not|n['’]t)\b"
     r"|\bi (?:do not|don['’]t) (?:know|have)\b"
     r"|\bi(?: am|['’]m) (?:not able|unable|not sure)\b"
     r"|\bi (?:cannot|can['’]?t|could not|couldn['’]t) (?:answer|find|determine|tell|provide)\b"
@@ -50,14 +50,14 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 
-_REFERENCE = re.compile(r"\s*\[(\d+)\]")
+_REFERENCE = re.compile(r"\s*\[(\d+|\?)\]")
 
 
 def score(case: Case, reply: Reply) -> Result:
     """The case's measures, and what is wrong with the reply. One without an answer has no measures."""
     if reply.error is not None:
         return Result(case=case, reply=reply, scores={}, failures=(f"no answer: {reply.error}",))
-    scores = {**_finding(case, reply.passages), **_answering(case, _without_marks(reply))}
+    scores = {**_finding(case, reply.passages), **_answering(case, reply)}
     return Result(case=case, reply=reply, scores=scores, failures=tuple(_failures(case, scores)))
 
 
@@ -111,11 +111,13 @@ def _finding(case: Case, passages: Sequence[FoundPassage]) -> dict[str, float]:
     return scores
 
 
-def _answering(case: Case, answer: str) -> dict[str, float]:
-    refused = is_refusal(answer)
+def _answering(case: Case, reply: Reply) -> dict[str, float]:
+    answer = _without_marks(reply)
+    refused = is_refusal(answer) if reply.refused is None else reply.refused
+    scores = {} if reply.supported is None else {"supported": reply.supported}
     if not case.answerable:
-        return {"refused": float(refused)}
-    scores = {"answered": float(not refused)}
+        return {**scores, "refused": float(refused)}
+    scores["answered"] = float(not refused)
     if case.facts:
         scores["contains"] = float(contains_gold(answer, case.facts))
     if case.answers:
@@ -145,8 +147,8 @@ def _named(case: Case, passage: FoundPassage) -> str | None:
 
 
 def _without_marks(reply: Reply) -> str:
-    """The answer without its references [n] to passages, which no accepted answer has."""
-    numbers = {str(passage.n) for passage in reply.passages}
+    """The answer without its references [n] to passages and marks [?] of unsupported sentences, which no gold has."""
+    numbers = {"?", *(str(passage.n) for passage in reply.passages)}
     return _REFERENCE.sub(lambda mark: "" if mark[1] in numbers else mark[0], reply.answer)
 
 

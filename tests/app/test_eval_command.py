@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from app import cli
 from app.errors import EvaluationError
-from app.evaluation.asking import Server
+from app.evaluation.asking import Server, checks_of
 from app.evaluation.records import read_run
 from tests.app.serving import RunningServer
 from tests.app.test_evaluation import cases_file
@@ -98,3 +99,21 @@ def test_either_a_file_or_two_runs_must_be_given(arguments: list[str]) -> None:
 def test_without_a_server_it_says_how_to_start_one(url: str, said: str) -> None:
     with pytest.raises(EvaluationError, match=said), Server(url):
         pass
+
+
+@pytest.mark.parametrize(
+    ("grounding", "refused", "supported"),
+    [
+        (None, None, None),
+        ({"mode": "strict", "state": "not_found", "sentences": []}, True, None),
+        ({"mode": "strict", "state": "answered", "sentences": [{"supported": True}]}, False, 1.0),
+        ({"mode": "mark", "state": "not_found", "sentences": [{"supported": False}]}, None, 0.0),
+        ({"mode": "strict", "state": "unchecked", "sentences": []}, None, None),
+        ({"mode": "off", "state": "unchecked", "sentences": []}, None, None),
+    ],
+)
+def test_what_a_server_says_of_its_own_answer_is_read(
+    grounding: dict[str, Any] | None, refused: bool | None, supported: float | None
+) -> None:
+    checks = checks_of(grounding)
+    assert (checks.get("refused"), checks.get("supported")) == (refused, supported)

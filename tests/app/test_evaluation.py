@@ -135,7 +135,7 @@ def test_a_right_reply_has_its_measures_and_nothing_wrong() -> None:
 
 def test_references_to_passages_are_no_part_of_an_answer() -> None:
     answered = Case(id="1", line=1, question="?", answers=("a[7] in 1919",))
-    reply = Reply(answer="a[7] in 1919 [4].", passages=(found("It was 1919."),))
+    reply = Reply(answer="a[7] in 1919 [4]. [?]", passages=(found("It was 1919."),))
     assert score(answered, reply).scores["exact_match"] == 1.0
 
 
@@ -160,13 +160,15 @@ def test_references_to_passages_are_no_part_of_an_answer() -> None:
             Reply(answer="The passages do not say. 1919?", passages=PASSAGES),
             ["refused, though the documents should answer it"],
         ),
+        # A server that knows whether it refused is believed: this may be a quotation.
+        (CASE, Reply(answer="The passages do not say. 1919?", passages=PASSAGES, refused=False), []),
         (CASE, Reply(error="HTTP 500"), ["no answer: HTTP 500"]),
         (
             Case(id="1", line=1, question="?", answerable=False, answers=("nobody knows",)),
             Reply(answer="In 1919."),
             ["answered, though the documents should not answer it"],
         ),
-        (Case(id="1", line=1, question="?", answerable=False), Reply(answer="This is not in your documents."), []),
+        (Case(id="1", line=1, question="?", answerable=False), Reply(answer="Not here.", refused=True), []),
         # An accepted answer need not be given word for word; an expected fact must.
         (Case(id="1", line=1, question="?", answers=("the big red dog",)), Reply(answer="red big dog"), []),
     ],
@@ -203,7 +205,7 @@ def test_names_of_documents_fold_accents_and_an_address_is_one_too() -> None:
 @pytest.mark.parametrize(
     ("answer", "refused"),
     [
-        ("This is not in your documents.", True),
+        ("That is not mentioned.", True),
         ("The passages do not mention the bandwidth of the MI300X.", True),
         ("I don’t know.", True),
         ("There is no information about that.", True),
