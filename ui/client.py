@@ -55,7 +55,10 @@ class AnswerPart:
 
 @dataclass(frozen=True)
 class UploadResult:
-    """What became of one uploaded file: status added, updated, unchanged or failed, with the reason for a person."""
+    """What became of one uploaded file: status added, updated, unchanged or failed, with the reason for a person.
+
+    A file that was taken in has a reason where not all of it could be read.
+    """
 
     name: str
     status: str

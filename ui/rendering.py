@@ -186,6 +186,8 @@ def _upload_line(result: UploadResult) -> str:
     said = {"added": "Added", "updated": "Updated", "unchanged": "Already there"}.get(result.status, result.status)
     counts = _counts(result.num_chunks, result.num_pages)
     line = f"{text_html(said)}: {counts}" if counts else text_html(said)
+    if result.reason:  # taken in, but not all of it could be read
+        line += f"; {text_html(result.reason)}"
     return f'<li class="{text_html(result.status)}">{name} <span>{line}</span></li>'
 
 

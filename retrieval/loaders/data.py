@@ -1,7 +1,7 @@
 """JSON, JSON lines and XML: a sentence an object, under the path of keys or elements that leads to it."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 from xml.etree.ElementTree import Element, ParseError
 
@@ -12,7 +12,7 @@ from retrieval.errors import CorruptDocumentError
 from retrieval.loaders.archive import ENTITIES, reading
 from retrieval.loaders.document import LoadedDocument, TextBuilder
 from retrieval.loaders.encoding import decode, has_byte_order_mark
-from retrieval.loaders.tables import add_records, cell_text, record
+from retrieval.loaders.tables import RowReader, add_records, cell_text, record
 
 # A text this long in an object is a paragraph of its own, not a part of the sentence.
 _LONG_TEXT = 300
@@ -39,8 +39,7 @@ def load_jsonl(data: bytes, fallback_title: str) -> LoadedDocument:
     with reading("JSON lines"):
         for number, line in enumerate(decode(data).split("\n"), 1):
             if line.strip():
-                value = _parsed(line, f"line {number}")
-                records += _records([value], (), number)
+                records += _record(_parsed(line, f"line {number}"), (), number)
         add_records(builder, records, unit="line")
     return builder.build(fallback_title)
 
@@ -76,8 +75,14 @@ def _parsed(text: str, where: str) -> Any:
 def _add(builder: TextBuilder, value: Any, path: tuple[str, ...]) -> None:
     """Adds a JSON value: an object's plain fields as one sentence, its objects and lists below it under their keys."""
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        records = [entry for number, item in enumerate(value, 1) for entry in _records([item], path, number)]
+        records = [entry for number, item in enumerate(value, 1) for entry in _record(item, path, number)]
         add_records(builder, records, unit="item")
+        return
+    if isinstance(value, list) and value and all(isinstance(item, list) for item in value):
+        reader = RowReader(builder, path, one_table=True)
+        for number, row in enumerate(value, 1):
+            reader.feed(number, [cell_text(_plain(cell)) for cell in row])
+        reader.finish()
         return
     if not isinstance(value, dict):
         builder.add(_plain(value), "prose", path)
@@ -93,22 +98,22 @@ def _add_fields(builder: TextBuilder, fields: Iterable[tuple[str, Any]], path: t
     short: list[tuple[str, str]] = []
     long: list[tuple[str, str]] = []
     for key, value in fields:
-        (long if len(text := _plain(value)) > _LONG_TEXT else short).append((key, text))
+        text = _plain(value)
+        if len(text) > _LONG_TEXT:
+            long.append((key, text))
+        else:
+            short.append((key, cell_text(text)))
     if short:
         builder.add(record([key for key, _ in short], [text for _, text in short]), "records", path)
     for key, text in long:
         builder.add(text, "prose", (*path, key))
 
 
-def _records(values: Sequence[Any], path: tuple[str, ...], number: int) -> list[tuple[int, str, tuple[str, ...]]]:
-    """Sentences of values, objects within objects written as "address.city"."""
-    found = []
-    for value in values:
-        fields = list(_flat(value, ""))
-        text = record([key for key, _ in fields], [field for _, field in fields])
-        if text:
-            found.append((number, text, path))
-    return found
+def _record(value: Any, path: tuple[str, ...], number: int) -> list[tuple[int, str, tuple[str, ...]]]:
+    """A value's sentence with number and path; none where it is empty. Objects within are written as "address.city"."""
+    fields = list(_flat(value, ""))
+    text = record([key for key, _ in fields], [field for _, field in fields])
+    return [(number, text, path)] if text else []
 
 
 def _flat(value: Any, prefix: str) -> Iterable[tuple[str, str]]:
@@ -133,7 +138,7 @@ def _plain(value: Any) -> str:
         return ", ".join(_plain(item) for item in value)
     if isinstance(value, bool):
         return "true" if value else "false"
-    return "" if value is None else str(value)
+    return "" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
 
 
 def _add_element(builder: TextBuilder, element: Element, path: tuple[str, ...]) -> None:

@@ -160,6 +160,13 @@ def test_json_objects_are_sentences_under_their_path() -> None:
     ]
 
 
+def test_json_lists_of_lists_are_rows() -> None:
+    assert found("t.json", b'{"table": [["city", "people"], ["Bern", 134591], ["Thun", null]]}') == [
+        ("city Bern: people 134591", ("table", "row 2"), None),
+        ("city Thun", ("table", "row 3"), None),
+    ]
+
+
 def test_jsonl_lines_keep_their_numbers() -> None:
     assert found("log.jsonl", b'{"level": "info", "n": 1}\n\n{"level": "error", "n": 2}\n') == [
         ("level info: n 1", ("line 1",), None),

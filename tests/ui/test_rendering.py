@@ -162,11 +162,13 @@ def test_upload_lines_say_what_became_of_each_file() -> None:
         UploadResult("b.pdf", "updated", 1, 12),
         UploadResult("c.txt", "unchanged", 1, 1),
         UploadResult("d.txt", "failed", reason="the file is empty"),
+        UploadResult("g.pdf", "added", 2, 3, "1 of its pages is a picture"),
     ]
     text = re.sub(r"<[^>]+>", " ", uploads_html(results, ["e.md", "f.md"]))
     assert " ".join(text.split()) == (
         "a.md Added: 3 passages b.pdf Updated: 1 passage, 12 pages c.txt Already there: 1 passage "
-        "d.txt Not added: the file is empty e.md being read … f.md waiting"
+        "d.txt Not added: the file is empty g.pdf Added: 2 passages, 3 pages; 1 of its pages is a picture "
+        "e.md being read … f.md waiting"
     )
 
 
