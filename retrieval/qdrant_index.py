@@ -165,7 +165,7 @@ class QdrantIndex:
     """What one snapshot sees of the points: those with its `ids` [n], ascending. Row i is `ids[i]`."""
 
     def __init__(self, points: QdrantPoints, ids: Ids, dimension: int, dropped: Ids | None = None) -> None:
-        self.ids = ids
+        self.ids = ids.view()  # the caller's own stays writable
         self.ids.flags.writeable = False
         self.dimension = dimension
         self._points = points

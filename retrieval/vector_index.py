@@ -107,8 +107,8 @@ class VectorIndex:
         assert len(positions) + len(tail) == len(ids), "every row stands in the sorted part or in the tail"
         self.dimension = codes.dimension
         self.options = options
-        self.ids = ids
-        ids.flags.writeable = False
+        self.ids = ids.view()  # the caller's own stays writable
+        self.ids.flags.writeable = False
         self._codes = codes
         self._lists = lists
         self._positions = positions
