@@ -520,6 +520,18 @@ async def run(options: Any) -> None:
     embed = CachedEmbedder(embedder)
     parts = options.only or ("xquad", "handbook", "abstention", "cache")
     report: dict[str, Any] = {"machine": describe_machine(), "model": settings.model, "embedder": embedder.name}
+    if set(parts) != {"abstention"}:
+        await measure_answers(settings, parts, options, embedder, embed, report)
+    if "abstention" in parts:
+        report["abstention"] = measure_abstention(options.data, embed, options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=2, default=plain_value) + "\n", encoding="utf-8")
+
+
+async def measure_answers(
+    settings: Settings, parts: Sequence[str], options: Any, embedder: Embedder, embed: CachedEmbedder, report: Any
+) -> None:
+    """The parts that need a model in this process."""
     with tempfile.TemporaryDirectory() as folder:
         product = Product(settings, Path(folder))
         try:
@@ -536,10 +548,6 @@ async def run(options: Any) -> None:
         finally:
             product.engine.drain(5.0)
             product.store.close()
-    if "abstention" in parts:
-        report["abstention"] = measure_abstention(options.data, embed, options)
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2, default=plain_value) + "\n", encoding="utf-8")
 
 
 def shown(value: Any) -> str:

@@ -8,6 +8,7 @@ import pytest
 from app.answering import NEAREST, NO_ANSWER, NOT_FOUND, Answering
 from app.conversation import ChatOutput
 from app.turn_prompt import PassageRule
+from retrieval.evidence import UNRELATED
 from tests.app.scripted import ScriptedEngineClient, passage
 from tests.app.test_conversation import Setup, config
 from tests.retrieval.word_embedder import WordEmbedder
@@ -17,8 +18,9 @@ QUESTION = "How many hours of leave do employees earn per pay period?"
 SENTENCE = "Employees earn 6 hours of leave per pay period."
 
 
-def all_alike(texts):
-    return np.ones((len(texts), 1), dtype=np.float32)
+def all_about(texts):
+    """Everything means the same, but for what is said of nothing in particular."""
+    return np.array([[float(text not in UNRELATED), float(text in UNRELATED)] for text in texts], dtype=np.float32)
 
 
 def setup(tmp_path, *pieces, mode="strict", texts=(LEAVE,), embed=None, **options):
@@ -72,7 +74,7 @@ async def test_anything_else_gives_way_to_a_quotation(tmp_path, said):
 
 async def test_what_the_model_leaves_unsaid_is_quoted(tmp_path):
     both = "Tickets cost 12 dollars. Season tickets cost 40 dollars. Dogs stay outside."
-    made = setup(tmp_path, "Season tickets cost 40 dollars. ", "Dogs stay outside.", texts=(both,), embed=all_alike)
+    made = setup(tmp_path, "Season tickets cost 40 dollars. ", "Dogs stay outside.", texts=(both,), embed=all_about)
     result = await ask(made, "What do tickets cost?")
     assert [(item["origin"], item["text"]) for item in result["grounding"]["sentences"]] == [
         ("model", "Season tickets cost 40 dollars."),
