@@ -1,5 +1,6 @@
 """What can be wrong with files, names and the store: a reason for each file, neighbours unharmed, nothing lost."""
 
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -8,7 +9,15 @@ import pytest
 from retrieval import KnowledgeBase
 from retrieval.catalog import FILE_NAME
 from retrieval.loaders import html
-from tests.retrieval.office_files import archive, book_file, slides_file, text_document_file, word_file, workbook_file
+from tests.retrieval.office_files import (
+    archive,
+    book_file,
+    slides_file,
+    text_document_file,
+    with_member,
+    word_file,
+    workbook_file,
+)
 from tests.retrieval.word_embedder import WordEmbedder
 
 ODD_NAMES = (
@@ -61,6 +70,44 @@ def test_every_format_goes_in_beside_broken_copies_of_itself(knowledge_base: Kno
     assert knowledge_base.search("Rate Lyon", k=1)[0].heading == "Flights > Per diem"
     assert knowledge_base.search("North 412", k=1)[0].page == 2
     assert knowledge_base.search("Turin", k=1)[0].heading == "Plants > Output by plant > row 6"
+
+
+def test_what_a_file_points_to_is_neither_fetched_nor_read(
+    knowledge_base: KnowledgeBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a connection was tried")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    secret = tmp_path / "secret.txt"
+    secret.write_text("the password is swordfish")
+    folder = tmp_path / "files"
+    folder.mkdir()
+    template = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/attachedTemplate"
+    relations = (
+        '<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships"><Relationship Id="r1" '
+        f'Type="{template}" Target="http://example.org/evil.dotm" TargetMode="External"/></Relationships>'
+    )
+    files: dict[str, str | bytes] = {
+        "dtd.xml": '<!DOCTYPE a SYSTEM "http://example.org/a.dtd"><a><b>kept one</b></a>',
+        "entity.xml": f'<!DOCTYPE a [<!ENTITY x SYSTEM "{secret.as_uri()}">]><a><b>&x;</b></a>',
+        "include.xml": '<a xmlns:xi="http://www.w3.org/2001/XInclude"><b>kept two</b>'
+        f'<xi:include href="{secret.as_uri()}" parse="text"/></a>',
+        "page.html": '<img src="http://example.org/x.png"><script src="http://example.org/x.js"></script>'
+        f'<iframe src="{secret.as_uri()}"></iframe><p>kept three',
+        "notes.md": f"![x](http://example.org/x.png)\n\n[kept four]({secret.as_uri()})",
+        "letter.docx": with_member(word_file(), "word/_rels/settings.xml.rels", relations),
+        "feed.csv": 'name,sum\nkept five,"=WEBSERVICE(""http://example.org"")"\n',
+        "mail.eml": "From: a@example.org\nSubject: kept six\nContent-Type: message/external-body; "
+        'access-type=URL; URL="http://example.org/x"\n\n',
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    results = {Path(result.path).name: result for result in knowledge_base.ingest_paths([folder])}
+    assert {name for name, result in results.items() if result.status != "added"} == {"entity.xml"}
+    assert (results["entity.xml"].reason or "").startswith("the file declares XML entities")
+    assert not any("swordfish" in passage.text for passage in knowledge_base.search("password swordfish", k=100))
 
 
 def test_a_page_of_50_mb_is_refused_with_the_limit(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
