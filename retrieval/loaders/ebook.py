@@ -33,12 +33,14 @@ def load_epub(data: bytes, fallback_title: str) -> LoadedDocument:
             raise EncryptedDocumentError("the e-book is copy-protected (DRM): only its vendor's reader can open it")
         builder = TextBuilder()
         members = set(archive.namelist())
+        missing = [chapter for chapter in chapters if chapter not in members]
         for chapter in chapters:
             if chapter in members:
                 _read_chapter(builder, decode(archive.read(chapter)))
         if not chapters:
             raise CorruptDocumentError(f"the e-book's contents ({package_path}) name no chapters")
-    return builder.build(title or fallback_title)
+    notice = f"{len(missing)} of its {len(chapters)} chapters are missing in the file" if missing else None
+    return builder.build(title or fallback_title, notice=notice)
 
 
 def _contents(archive: zipfile.ZipFile) -> tuple[str, str, list[str]]:

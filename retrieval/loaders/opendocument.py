@@ -3,6 +3,7 @@
 import io
 from typing import Any
 
+from defusedxml.ElementTree import fromstring
 from odf import opendocument
 from odf.namespaces import OFFICENS, TABLENS, TEXTNS
 
@@ -18,6 +19,7 @@ _COVERED = (TABLENS, "covered-table-cell")
 _SPACES = {(TEXTNS, "tab"): "\t", (TEXTNS, "line-break"): "\n", (TEXTNS, "s"): " "}
 # Deleted text of tracked changes, notes to the author, and generated lists of contents.
 _SKIPPED = frozenset({(TEXTNS, "tracked-changes"), (OFFICENS, "annotation"), (TEXTNS, "table-of-content")})
+_PARTS = {"content.xml", "styles.xml", "meta.xml", "settings.xml"}
 _MAX_REPEATED = 64
 _NO_NAME = ("", "")
 
@@ -29,6 +31,9 @@ def load_odt(data: bytes, fallback_title: str) -> LoadedDocument:
     with reading(kind):
         if b"encryption-data" in archive.read("META-INF/manifest.xml"):
             raise EncryptedDocumentError("the file opens with a password only: save a copy without one")
+        for name in _PARTS & set(archive.namelist()):
+            # Of a part that is not well-formed odfpy would take what comes before the fault, and print the rest.
+            fromstring(archive.read(name))
         document = opendocument.load(io.BytesIO(data))
         if not hasattr(document, "text"):
             raise CorruptDocumentError(f"the file is not {kind}")

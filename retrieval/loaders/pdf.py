@@ -27,6 +27,8 @@ _PDFIUM = threading.Lock()
 # PDFium writes U+FFFE (or U+0002) for a hyphen that only breaks a word at a line's end.
 _SOFT_HYPHEN = re.compile(r"[\ufffe\x02\u00ad][ \t]*\n?[ \t]*")
 _NO_TEXT = "no text found on any page; needs OCR (the pages are pictures)"
+# What a PDF ends with; PDFium reads what there is of one that was cut off.
+_END, _END_BYTES = b"%%EOF", 2048
 _BLANK = "no text: all pages are blank"
 # Pages are rendered for OCR at this resolution, posters at a lower one.
 _DPI = 200
@@ -38,7 +40,7 @@ def load_pdf(data: bytes, fallback_title: str) -> LoadedDocument:
     with _PDFIUM:
         document = _open(data)
         try:
-            return _read(document, fallback_title)
+            return _read(document, fallback_title, is_cut=_END not in data[-_END_BYTES:])
         except pypdfium2.PdfiumError as error:
             raise CorruptDocumentError(f"the PDF is damaged and cannot be read ({error})") from error
         finally:
@@ -63,7 +65,7 @@ def _why_not(data: bytes) -> LoadError:
     return CorruptDocumentError("the PDF is damaged, or this is not a PDF: open and save it again")
 
 
-def _read(document: Any, fallback_title: str) -> LoadedDocument:
+def _read(document: Any, fallback_title: str, *, is_cut: bool) -> LoadedDocument:
     num_pages = len(document)
     headings = _outline_by_page(document, num_pages)
     builder = TextBuilder()
@@ -81,15 +83,17 @@ def _read(document: Any, fallback_title: str) -> LoadedDocument:
     if builder.is_empty:
         raise NeedsOcrError(f"{_NO_TEXT}, and none could be read" if ocr.available() else f"{_NO_TEXT}: {ocr.HOW}")
     title = clean(str(document.get_metadata_dict().get("Title") or ""))
-    return builder.build(chosen_title(title) or fallback_title, num_pages, notice=_notice(unread))
+    return builder.build(chosen_title(title) or fallback_title, num_pages, notice=_notice(unread, num_pages, is_cut))
 
 
-def _notice(unread: Sequence[int]) -> str | None:
+def _notice(unread: Sequence[int], num_pages: int, is_cut: bool) -> str | None:
+    cut = f"the file breaks off before its end, {num_pages} pages could be read" if is_cut else None
     if not unread:
-        return None
+        return cut
     shown = ", ".join(str(number + 1) for number in unread[:10]) + (", …" if len(unread) > 10 else "")
     how = "no text could be read from them" if ocr.available() else f"reading them needs OCR: {ocr.HOW}"
-    return f"{len(unread)} of its pages are pictures without text ({shown}): {how}"
+    pictures = f"{len(unread)} of its pages are pictures without text ({shown}): {how}"
+    return f"{cut}; {pictures}" if cut else pictures
 
 
 def _has_objects(document: Any, number: int) -> bool:

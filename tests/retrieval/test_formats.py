@@ -222,12 +222,25 @@ def test_odt_headings_lists_and_tables() -> None:
     ]
 
 
+def test_odt_that_breaks_off_is_refused_and_not_read_by_half(capfd: pytest.CaptureFixture[str]) -> None:
+    with zipfile.ZipFile(io.BytesIO(text_document_file())) as file:
+        content = file.read("content.xml")
+    cut = content[: content.index(b"shelves")]
+    with pytest.raises(CorruptDocumentError, match="damaged, or is not an OpenDocument text"):
+        load("a.odt", with_member(text_document_file(), "content.xml", cut))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_epub_chapters_come_in_reading_order() -> None:
     assert load("a.epub", book_file()).title == "The Lighthouse"
     assert found("a.epub", book_file()) == [
         ("The lamp was lit.", ("One",), None),
         ("Waves rose.", ("Two", "Storm"), None),
     ]
+    assert load("a.epub", book_file()).notice is None
+    with zipfile.ZipFile(io.BytesIO(book_file())) as file:
+        members = {name: file.read(name) for name in file.namelist() if not name.endswith("a.xhtml")}
+    assert load("a.epub", archive(members)).notice == "1 of its 2 chapters are missing in the file"
     with pytest.raises(EncryptedDocumentError, match="copy-protected"):
         load("a.epub", book_file(encryption="OEBPS/a.xhtml"))
     assert load("a.epub", book_file(encryption="OEBPS/font.otf")).title == "The Lighthouse"
