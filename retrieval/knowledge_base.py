@@ -6,6 +6,7 @@ of them could.
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -255,9 +256,10 @@ class KnowledgeBase:
 
 def _size(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # another process may be replacing files
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # passes over folders that vanish meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):  # files are being replaced beside us
+                total += os.stat(os.path.join(parent, name)).st_size
     return total
 
 

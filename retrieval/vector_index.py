@@ -29,9 +29,10 @@ Mask = npt.NDArray[np.bool_]
 
 # Allowed rows x components that a filtered search compares one and all rather than by lists (20,000 rows of 384).
 _EXACT_COMPONENTS = 8_000_000
-# Compaction is due when the tail is longer than this, or than its share of all rows, whichever is more …
+# Compaction is due when the tail, which every search goes through, is longer than this, or than its share of all rows,
+# whichever is more …
 _TAIL_ROWS = 10_000
-_TAIL_SHARE = 1 / 32
+_TAIL_SHARE = 1 / 64
 # … or when this share of the sorted vectors is deleted.
 _DEAD_SHARE = 1 / 4
 # Centroids are chosen anew when the index has grown to so many times the size they were trained on.

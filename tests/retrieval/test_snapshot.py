@@ -1,6 +1,8 @@
 import os
 import shutil
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -228,6 +230,36 @@ def test_a_compaction_that_fails_leaves_the_old_index_answering(
     with filled(tmp_path / "store", tmp_path, IndexOptions(flat_limit=50)) as knowledge_base:
         assert knowledge_base.stats()["index"] == "flat (exact)"
         assert knowledge_base.search("number8", k=1)[0].text == "Whale number8 of the sea."
+
+
+def test_searches_go_on_while_documents_come_and_the_index_is_compacted(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.md").write_text(f"Whale number{number} of the sea.")
+    kinds: set[str] = set()
+    with large(tmp_path / "store", IndexOptions(flat_limit=10)) as knowledge_base:
+        add(knowledge_base, tmp_path, "first.md", "The first whale.")
+        done = threading.Event()
+
+        def search_until_done() -> int:
+            num = 0
+            while not done.is_set():
+                assert texts(knowledge_base, "first")[0] == "The first whale."
+                kinds.add(knowledge_base.stats()["index"].partition(" ")[0])
+                num += 1
+            return num
+
+        with ThreadPoolExecutor(3) as threads:
+            searches = [threads.submit(search_until_done) for _ in range(3)]
+            try:
+                for number in range(30):
+                    knowledge_base.ingest_file(tmp_path / f"{number}.md")
+                knowledge_base.snapshots.wait_for_compaction()
+            finally:
+                done.set()
+        assert all(search.result() for search in searches)
+        assert kinds <= {"flat", "IVF"}
+        assert knowledge_base.stats()["index"].startswith("IVF")
+        assert len(knowledge_base.search("whale", k=40)) == 31
 
 
 def test_files_that_a_killed_process_left_are_removed(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
