@@ -23,8 +23,6 @@ _faiss: Any = faiss  # its stubs lack some of what is in it
 
 # Room in an int8 range for values that come later; where it does not suffice, everything is coded anew.
 _MARGIN = 0.1
-# Fewer rows than this are not worth a second thread.
-_SHARE_ROWS = 4096
 # Rows decoded at a time where a whole matrix is gone through.
 BLOCK = 16_384
 
@@ -109,22 +107,13 @@ class VectorCodes:
         return found, scores
 
     def _nearest_exact(self, query: Vectors, k: int, rows: Ids) -> tuple[Ids, Vectors]:
-        # FAISS gives each query a thread of its own: many rows are cut into shares, and the query is asked of each.
-        num_shares = max(1, min(faiss.omp_get_max_threads(), len(rows) // _SHARE_ROWS))
-        share = -(-len(rows) // num_shares)
-        shares = np.full(num_shares * share, -1, dtype=np.int64)  # a share ends at its first -1
-        shares[: len(rows)] = rows
-        scores = np.empty((num_shares, k), dtype=np.float32)
-        found = np.empty((num_shares, k), dtype=np.int64)
-        queries = np.repeat(query[None], num_shares, axis=0)
+        # On one thread: two would halve the time of a long list on an idle machine, and double it on a busy one.
+        scores, found = np.empty(k, dtype=np.float32), np.empty(k, dtype=np.int64)
         _faiss.knn_inner_products_by_idx(
-            _pointer(queries), _pointer(self.codes), _pointer(shares), self.dimension, num_shares, len(self), share, k,
-            _pointer(scores), _pointer(found), share,
+            _pointer(query), _pointer(self.codes), _pointer(rows), self.dimension, 1, len(self), len(rows), k,
+            _pointer(scores), _pointer(found), len(rows),
         )  # fmt: skip
-        if num_shares == 1:
-            return found[0], scores[0]
-        best = np.argsort(-np.where(found >= 0, scores, -np.inf), axis=None)[:k]
-        return found.ravel()[best], scores.ravel()[best]
+        return found, scores
 
     def _nearest_coded(self, query: Vectors, k: int, rows: Ids) -> tuple[Ids, Vectors]:
         # One scanner serves one search at a time. They are kept, because FAISS's binding cannot destroy them.

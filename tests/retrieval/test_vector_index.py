@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retrieval import vector_codes, vector_index
+from retrieval import vector_index
 from retrieval.embeddings import Vectors, unit_vectors
 from retrieval.errors import InvalidArgumentError, InvalidVectorError
-from retrieval.vector_codes import FORMATS, VectorCodes, VectorFormat
+from retrieval.vector_codes import FORMATS, VectorFormat
 from retrieval.vector_index import IndexOptions, VectorIndex
 
 
@@ -273,18 +273,6 @@ def test_an_int8_range_grows_with_what_comes_later() -> None:
     wide = narrow.updated(np.arange(100), np.array([100]), np.eye(32, dtype=np.float32)[:1])
     np.testing.assert_allclose(wide.vectors_of(np.array([100]))[0], np.eye(32)[0], atol=0.01)
     np.testing.assert_allclose(wide.vectors_of(np.arange(100)), 0.1 * clustered(100), atol=0.01)
-
-
-def test_many_rows_are_compared_in_shares_of_one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_codes, "_SHARE_ROWS", 5)
-    monkeypatch.setattr(vector_codes.faiss, "omp_get_max_threads", lambda: 3)
-    codes = VectorCodes.encode(VECTORS[:200], "float32")
-    for num in (1, 4, 11, 16, 100, 200):
-        rows = np.random.default_rng(num).choice(200, num, replace=False)
-        found, scores = codes.nearest(VECTORS[0], 10, rows)
-        expected = rows[np.argsort(-(VECTORS[rows] @ VECTORS[0]))[:10]]
-        assert found.tolist() == expected.tolist()
-        assert scores == pytest.approx(VECTORS[expected] @ VECTORS[0], abs=1e-6)
 
 
 VECTORS = clustered(6000)
