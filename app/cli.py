@@ -251,11 +251,22 @@ def watch(
             reports.begin(f"looking through {folder}", None)
             _summary(sync_folder(knowledge, folder, collection=collection, progress=reports.file))
         reports.begin("watching", None)
-        with suppress(KeyboardInterrupt):
+        with suppress(KeyboardInterrupt), _told_how_to_watch():
             for results in watch_folders(knowledge, folders, threading.Event(), collection=collection):
                 for result in results:
                     bar.console.print(f"{result.status}: {escape(result.path)}")
                 _summary(results)
+
+
+@contextmanager
+def _told_how_to_watch() -> "Iterator[None]":
+    try:
+        yield
+    except OSError as error:
+        raise IngestError(
+            f"the folders cannot be watched ({error}): raise fs.inotify.max_user_watches, "
+            "or set WATCHFILES_FORCE_POLLING=true"
+        ) from error
 
 
 def _ingest_settings(

@@ -117,7 +117,10 @@ def watch_folders(
     owner: str = "local",
     quiet_ms: int = _QUIET_MS,
 ) -> Iterator[list[IngestResult]]:
-    """Syncs folders whenever something in them changes, until `stop` is set; yields what each change came to."""
+    """Syncs folders whenever something in them changes, until `stop` is set; yields what each change came to.
+
+    Raises OSError where the system watches no more folders.
+    """
     roots = [Path(os.path.abspath(folder)) for folder in folders]
     for changes in watch(*roots, stop_event=stop, debounce=quiet_ms, step=min(50, quiet_ms), watch_filter=None):
         changed = {Path(path) for _, path in changes}

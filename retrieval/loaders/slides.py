@@ -44,7 +44,7 @@ def _read_slide(builder: TextBuilder, slide: Any, number: int, title: str) -> No
     tables: list[list[list[str]]] = []
     for shape in _shapes(slide.shapes):
         if getattr(shape, "has_table", False):
-            tables.append([[cell_text(clean(cell.text)) for cell in row.cells] for row in shape.table.rows])
+            tables.append(_rows(shape.table))
         elif shape.has_text_frame and shape.shape_id != title_id:
             lines = (cell_text(clean(paragraph.text)) for paragraph in shape.text_frame.paragraphs)
             texts.append("\n".join(line for line in lines if line))
@@ -57,6 +57,18 @@ def _read_slide(builder: TextBuilder, slide: Any, number: int, title: str) -> No
         builder.add(text, "prose", headings, number)
     for rows in tables:
         add_table(builder, rows, headings, number)
+
+
+def _rows(table: Any) -> list[list[str]]:
+    """The cells' texts. A merged cell stands in every place that it covers."""
+    rows = [[cell_text(clean(cell.text)) for cell in row.cells] for row in table.rows]
+    for top, row in enumerate(table.rows):
+        for left, cell in enumerate(row.cells):
+            if cell.is_merge_origin:
+                for covered in rows[top : top + cell.span_height]:
+                    width = len(covered[left : left + cell.span_width])
+                    covered[left : left + width] = [rows[top][left]] * width
+    return rows
 
 
 def _shapes(shapes: Any) -> Iterator[Any]:

@@ -13,7 +13,6 @@ from typing import Any
 import docx
 from docx.oxml import parse_xml
 from docx.oxml.ns import qn
-from docx.table import Table
 
 from retrieval.loaders.archive import open_archive, reading
 from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
@@ -25,6 +24,8 @@ _CONTAINERS = frozenset(
     qn(name) for name in ("w:sdt", "w:sdtContent", "w:ins", "w:moveTo", "w:customXml", "w:smartTag", "w:body")
 )
 _PARAGRAPH, _TABLE, _TEXT = qn("w:p"), qn("w:tbl"), qn("w:t")
+_ROW, _CELL = qn("w:tr"), qn("w:tc")
+_MAX_SPAN = 63  # columns: Word's own limit
 _BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
 _REFERENCES = (qn("w:footnoteReference"), qn("w:endnoteReference"))
 # The same drawing a second time for old readers, and text that a tracked change moved away.
@@ -43,7 +44,7 @@ def load_docx(data: bytes, fallback_title: str) -> LoadedDocument:
     with reading(kind):
         document = docx.Document(io.BytesIO(data))
         reader = _Reader(document)
-        for element in _blocks(document.element.body):
+        for element in _within(document.element.body, _PARAGRAPH, _TABLE):
             reader.feed(element)
         reader.finish()
         given = clean(document.core_properties.title or "")
@@ -57,7 +58,6 @@ class _Reader:
         self.builder = TextBuilder()
         self.title = ""
         self.first_heading = ""
-        self._document = document
         self._levels = _heading_levels(document)
         self._notes = _notes(document)
         self._path: list[tuple[int, str]] = []
@@ -98,14 +98,27 @@ class _Reader:
     def _text(self, element: Any) -> str:
         return clean("".join(_pieces(element, self._notes))).strip()
 
-    def _rows(self, element: Any) -> list[list[str]]:
+    def _rows(self, table: Any) -> list[list[str]]:
         """The cells' texts. A merged cell stands in every place that it covers, so that no row lacks its label."""
-        rows = []
-        for row in Table(element, self._document).rows:
-            cells = [cell_text(" ".join(map(self._text, cell._tc.iter(_PARAGRAPH)))) for cell in row.cells]
-            merged_into_one = len({id(cell._tc) for cell in row.cells}) == 1
-            rows.append(cells[:1] if merged_into_one else cells)
+        rows: list[list[str]] = []
+        above: list[str] = []
+        for row in _within(table, _ROW):
+            cells: list[str] = []
+            parts = list(_within(row, _CELL))
+            for cell in parts:
+                goes_on = cell.vMerge == "continue" and len(cells) < len(above)
+                text = above[len(cells)] if goes_on else self._cell_text(cell)
+                cells += [text] * min(cell.grid_span, _MAX_SPAN)
+            above = cells
+            rows.append(cells[:1] if len(parts) == 1 else cells)
         return rows
+
+    def _cell_text(self, cell: Any) -> str:
+        parts = [
+            self._text(part) if part.tag == _PARAGRAPH else " ".join(" ".join(row) for row in self._rows(part))
+            for part in _within(cell, _PARAGRAPH, _TABLE)
+        ]
+        return cell_text(" ".join(parts))
 
     def _flush(self) -> None:
         self.builder.add("\n".join(self._items), "prose", self._headings)
@@ -148,12 +161,13 @@ def _heading_levels(document: Any) -> dict[str, int]:
     return levels
 
 
-def _blocks(element: Any) -> Iterator[Any]:
+def _within(element: Any, *tags: str) -> Iterator[Any]:
+    """The children of these tags, also those in content controls and tracked insertions."""
     for child in element:
-        if child.tag in (_PARAGRAPH, _TABLE):
+        if child.tag in tags:
             yield child
         elif child.tag in _CONTAINERS:
-            yield from _blocks(child)
+            yield from _within(child, *tags)
 
 
 def _notes(document: Any) -> dict[str, str]:

@@ -38,17 +38,18 @@ def word_file() -> bytes:
 
 
 def slides_file() -> bytes:
-    """Two slides; the second has a table and notes."""
+    """Two slides; the second has a table, with a cell merged over two rows, and notes."""
     presentation = pptx.Presentation()
     first = presentation.slides.add_slide(presentation.slide_layouts[0])
     first.shapes.title.text = "Quarterly review"
     first.placeholders[1].text = "Numbers for everybody"
     second = presentation.slides.add_slide(presentation.slide_layouts[5])
     second.shapes.title.text = "Revenue"
-    table = second.shapes.add_table(2, 2, 0, 0, 914400, 914400).table
-    for row, cells in enumerate([("Region", "EUR"), ("North", "412")]):
+    table = second.shapes.add_table(3, 2, 0, 0, 914400, 914400).table
+    for row, cells in enumerate([("Region", "EUR"), ("North", "412"), ("", "398")]):
         for column, text in enumerate(cells):
             table.cell(row, column).text = text
+    table.cell(1, 0).merge(table.cell(2, 0))
     second.notes_slide.notes_text_frame.text = "Mention the new shop."
     return saved(presentation)
 

@@ -98,7 +98,7 @@ def test_pptx_a_slide_is_a_page() -> None:
     assert found("a.pptx", slides_file()) == [
         ("Numbers for everybody", ("Quarterly review",), 1),
         ("Notes: Mention the new shop.", ("Revenue",), 2),
-        ("| Region | EUR |\n| --- | --- |\n| North | 412 |", ("Revenue",), 2),
+        ("| Region | EUR |\n| --- | --- |\n| North | 412 |\n| North | 398 |", ("Revenue",), 2),
     ]
 
 

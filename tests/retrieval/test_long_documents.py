@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from retrieval import KnowledgeBase
+from retrieval.loaders import load
 from tests.retrieval.office_files import with_member, word_file
 from tests.retrieval.pdf_files import text_pdf
 
@@ -42,6 +43,17 @@ def test_a_docx_of_900_pages(knowledge_base: KnowledgeBase, tmp_path: Path) -> N
     heading, _, steps = check_one_document(knowledge_base, path, "Clause777x3")
     assert heading == "Chapter 777"
     assert len(steps) > 5
+
+
+def test_a_label_merged_over_800_rows_stands_in_each_of_them() -> None:
+    rows = "".join(
+        f"<w:tr><w:tc><w:tcPr><w:vMerge{start}/></w:tcPr><w:p><w:r><w:t>{label}</w:t></w:r></w:p></w:tc>"
+        f"<w:tc><w:p><w:r><w:t>value {number}</w:t></w:r></w:p></w:tc></w:tr>"
+        for number, (start, label) in enumerate([(' w:val="restart"', "Ward")] + [("", "")] * 799)
+    )
+    xml = f'<w:document xmlns:w="{NAMESPACE}"><w:body><w:tbl>{rows}</w:tbl></w:body></w:document>'
+    document = load("a.docx", with_member(word_file(), "word/document.xml", xml))
+    assert document.text.endswith("Ward: value 0 value 799")
 
 
 def test_a_pdf_of_250_pages(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
