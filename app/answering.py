@@ -36,6 +36,8 @@ UNSUPPORTED_MARK = " [?]"
 MOST_SENTENCES = 2
 # A sentence of the model must tell this share of what the quotation that it stands for tells beyond the question.
 LEAST_RETAINED = 0.75
+# A sentence that grows longer than this is no answer, and most likely a circle: nobody should wait for its end.
+MOST_WORDS = 60
 # The model's own marks, whole, or begun at the end of what has arrived so far.
 _OWN_MARK = re.compile(r"\s*\[\d+(?:\s*,\s*\d+)*\]")
 _BEGUN_MARK = re.compile(r"\s*\[[\d\s,]*$|\s+$")
@@ -188,7 +190,7 @@ def _says(sentence: str, support: Support, quote: Quote, ranking: Ranking, answe
 
 
 async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str, None]:
-    """Sentences as they become whole, each once; ends where the model repeats itself. Its own marks are taken out."""
+    """Sentences as they become whole, without the model's own marks; ends where it repeats itself or finds no end."""
     seen: set[str] = set()
     rest = ""
     async with aclosing(_as_generator(deltas)) as stream:
@@ -203,6 +205,8 @@ async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str,
                 yield text
             if len(sentences) > 1:
                 rest = rest[sentences[-1].start :]
+            if len(rest.split()) > MOST_WORDS:
+                return
         if rest.strip() and (text := _OWN_MARK.sub("", rest.strip())) not in seen:
             yield text
 

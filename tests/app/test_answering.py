@@ -90,6 +90,12 @@ async def test_a_rejected_model_is_stopped(tmp_path):
     assert made.client.open == 0
 
 
+async def test_a_sentence_without_an_end_is_not_waited_for(tmp_path):
+    made = setup(tmp_path, *["the answer is "] * 200)
+    assert (await ask(made))["answer"] == f'"{SENTENCE}" [1]'
+    assert made.client.produced < 30
+
+
 @pytest.mark.parametrize("question", ["Which algorithm sorts integers fastest?", "x" * 900])
 async def test_what_the_documents_do_not_hold_is_said_to_be_so_without_asking_the_model(tmp_path, question):
     made = setup(tmp_path, "Quicksort.")
