@@ -107,7 +107,7 @@ class VectorCodes:
         return found, scores
 
     def _nearest_exact(self, query: Vectors, k: int, rows: Ids) -> tuple[Ids, Vectors]:
-        # On one thread: two would halve the time of a long list on an idle machine, and double it on a busy one.
+        # On one thread: on a busy machine, waiting for a second one costs more than it saves.
         scores, found = np.empty(k, dtype=np.float32), np.empty(k, dtype=np.int64)
         _faiss.knn_inner_products_by_idx(
             _pointer(query), _pointer(self.codes), _pointer(rows), self.dimension, 1, len(self), len(rows), k,
