@@ -5,7 +5,7 @@ A sentence's score is the sum of
     coverage   share of the question's words that it holds, each word weighing its inverse document frequency
     cosine     of the embeddings of question and sentence
     0.5 x      coverage of the words it lacks by the sentence before, title and headings (what "he" and "it" stand for)
-    0.2        where it holds what the question asks for: a number, a time, a name that is not in the question
+    0.2        where it has what is asked for: a number, a time, a name that is not in the question, a meaning
     0.2 x      the score of its passage
 
 Coverage and cosine are both shares between 0 and 1, so they need no scaling to one another, and neither depends on how
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.question_kind import QuestionKind, candidates, question_kind
 from retrieval.records import Passage
@@ -123,7 +124,10 @@ def rank_sentences(
         [[form.coverage(own | near.context) for own, near in zip(words, found, strict=True)] for form in forms]
     )
     cosine = _cosines([form.text for form in forms], texts, in_context.mean(axis=0), embed)
-    fits = np.array([bool(candidates(kind, text, questions[0])) for text in texts], dtype=np.float64)
+    subject = subject_of(questions[0])
+    fits = np.array(
+        [bool(candidates(kind, text, questions[0])) or tells_meaning(text, subject) for text in texts], dtype=np.float64
+    )
     passage_scores = np.array([passages[candidate.passage].score for candidate in found])
     scores = (coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage)).mean(axis=0)
     scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores

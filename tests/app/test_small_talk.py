@@ -8,7 +8,7 @@ from app.small_talk import is_small_talk
 @pytest.mark.parametrize(
     "message",
     ["hello", "Hi!", "Good morning :)", "Thank you very much!", "hi there, how are you?", "Danke schön!", "¡Hola!",
-     "你好！", "What's up?", "Bye-bye"],
+     "你好！", "What's up?", "Bye-bye", "Who are you?", "what can you do"],
 )  # fmt: skip
 def test_greetings_and_thanks_ask_nothing_of_the_documents(message):
     assert is_small_talk(message)
