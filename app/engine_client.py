@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # the engine brings torch; a program that only names a model 
     from engine.tool_format import Held, Syntax, ToolUse
     from engine.tool_parser import ToolCallReader
 
+    # A prompt's token ids, how to sample, and what reads tool calls out of the answer where tools are in play.
+    Prepared = tuple[list[int], SamplingParams, ToolCallReader | None]
+
 logger = logging.getLogger(__name__)
 
 # Below this many characters tokenising takes about a millisecond, less than a hop to a worker thread is worth.
@@ -58,10 +61,12 @@ class EngineClient(Protocol):
         parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
+        priority: str = "normal",
     ) -> "AsyncGenerator[OutputDelta, None]":
         """Answers `messages`; `params` holds fields of SamplingParams. Closing or cancelling it aborts the request.
 
         `tools`, `tool_choice` and `parallel_tool_calls` are OpenAI's; calls come in the deltas' `tool_calls`.
+        `priority` is one of `engine.request.PRIORITIES`.
 
         Raises engine.errors.EngineError: before the first delta for a request that is refused.
         """
@@ -76,14 +81,44 @@ class EngineClient(Protocol):
         parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
+        priority: str = "normal",
     ) -> "Generator[OutputDelta, None, None]":
         """The same for callers without an event loop. Closing it aborts the request."""
+
+    def stream_text(
+        self,
+        prompt: str | Sequence[int],
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        priority: str = "normal",
+    ) -> "AsyncGenerator[OutputDelta, None]":
+        """Continues a text, or token ids, as it stands: no template, no roles. Otherwise as `stream_chat`."""
 
     def abort(self, request_id: str) -> None:
         """Ends a request; harmless for one that has ended or is unknown."""
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a piece of text, without what the chat template adds (see MESSAGE_OVERHEAD_TOKENS)."""
+
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
+        """Token ids of a text as `stream_text` takes it."""
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """Token ids of messages as `stream_chat` takes them."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids. Raises InvalidParameterError for one that is outside the vocabulary."""
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token for people to read."""
 
     def check_health(self) -> str:
         """'ready', or the reason why not."""
@@ -145,7 +180,7 @@ class InProcessEngineClient:
     def num_parameters(self) -> int:
         return self.engine.num_parameters
 
-    async def stream_chat(
+    def stream_chat(
         self,
         messages: Sequence[Message],
         params: Mapping[str, Any],
@@ -155,15 +190,38 @@ class InProcessEngineClient:
         parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
+        priority: str = "normal",
+    ) -> "AsyncGenerator[OutputDelta, None]":
+        def prepare() -> "Prepared":
+            return self._prepare(messages, params, _tool_use(tools, tool_choice, parallel_tool_calls))
+
+        is_quick = not tools and sum(len(message["content"]) for message in messages) < INLINE_RENDER_CHARS
+        return self._stream(prepare, is_quick, request_id, tenant, priority)
+
+    def stream_text(
+        self,
+        prompt: str | Sequence[int],
+        params: Mapping[str, Any],
+        *,
+        request_id: str | None = None,
+        tenant: str = "",
+        priority: str = "normal",
+    ) -> "AsyncGenerator[OutputDelta, None]":
+        def prepare() -> "Prepared":
+            from engine import SamplingParams
+
+            token_ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            return token_ids, SamplingParams.from_mapping(dict(params)), None
+
+        return self._stream(prepare, len(prompt) < INLINE_RENDER_CHARS, request_id, tenant, priority)
+
+    async def _stream(
+        self, prepare: "Callable[[], Prepared]", is_quick: bool, request_id: str | None, tenant: str, priority: str
     ) -> "AsyncGenerator[OutputDelta, None]":
         request_id = request_id or new_request_id()
-        use = _tool_use(tools, tool_choice, parallel_tool_calls)
-        if use is None and sum(len(message["content"]) for message in messages) < INLINE_RENDER_CHARS:
-            prompt, sampling, reader = self._prepare(messages, params, use)
-        else:
-            prompt, sampling, reader = await asyncio.to_thread(self._prepare, messages, params, use)
+        prompt, sampling, reader = prepare() if is_quick else await asyncio.to_thread(prepare)
         times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
-        deltas = self.engine.stream(prompt, sampling, request_id=request_id, tenant=tenant)
+        deltas = self.engine.stream(prompt, sampling, request_id=request_id, tenant=tenant, priority=priority)
         try:
             async for delta in deltas:
                 times.note(delta)
@@ -187,12 +245,15 @@ class InProcessEngineClient:
         parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
+        priority: str = "normal",
     ) -> "Generator[OutputDelta, None, None]":
         request_id = request_id or new_request_id()
         prompt, sampling, reader = self._prepare(messages, params, _tool_use(tools, tool_choice, parallel_tool_calls))
         times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
         try:
-            for delta in self.engine.stream_sync(prompt, sampling, request_id=request_id, tenant=tenant):
+            for delta in self.engine.stream_sync(
+                prompt, sampling, request_id=request_id, tenant=tenant, priority=priority
+            ):
                 times.note(delta)
                 yield delta if reader is None else reader.read(delta)
         except Exception:
@@ -208,6 +269,32 @@ class InProcessEngineClient:
     def count_tokens(self, text: str) -> int:
         return len(self.engine.encode(text))
 
+    def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
+        return self.engine.encode(text, add_bos=add_bos)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        return self.engine.render_chat(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        from engine.errors import InvalidParameterError
+
+        size = self.engine.vocab_size
+        for token_id in token_ids:
+            if not 0 <= token_id < size:
+                raise InvalidParameterError(
+                    "tokens", f"token id {token_id} is outside the vocabulary; ids are 0 to {size - 1}"
+                )
+        return self.engine.decode(token_ids)
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        return [self.engine.token_str(token_id) for token_id in token_ids]
+
     def check_health(self) -> str:
         return self.engine.check_health()
 
@@ -219,9 +306,7 @@ class InProcessEngineClient:
             self.engine.render_chat([{"role": "system", "content": text}], add_generation_prompt=False)
         )
 
-    def _prepare(
-        self, messages: Sequence[Message], params: Mapping[str, Any], use: "ToolUse | None"
-    ) -> "tuple[list[int], SamplingParams, ToolCallReader | None]":
+    def _prepare(self, messages: Sequence[Message], params: Mapping[str, Any], use: "ToolUse | None") -> "Prepared":
         """The prompt's token ids, how to sample, and what reads the calls out of the answer where tools are in play."""
         from engine import SamplingParams
         from engine.tool_parser import ToolCallReader

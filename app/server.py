@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import __version__
-from app.routes import conversations, documents, faults, health, langserve, openai
+from app.routes import completions, conversations, documents, embeddings, faults, health, langserve, openai, tokens
 from app.services import Services
 from app.settings import Settings
 
@@ -42,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(title="Ragstone", version=__version__, description=DESCRIPTION, lifespan=lifespan)
     app.state.services = services
     faults.install(app)
-    for router in (langserve, openai, health, documents, conversations):
+    for router in (langserve, openai, completions, embeddings, tokens, health, documents, conversations):
         app.include_router(router.create_router(services))
 
     @app.get("/", include_in_schema=False)

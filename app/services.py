@@ -91,6 +91,16 @@ class Services:
         return self.settings.served_model_name or self.settings.model
 
     @property
+    def embedding_model_name(self) -> str:
+        """The embedding model's name on /v1."""
+        return self.settings.embedding_model
+
+    @property
+    def served_models(self) -> tuple[str, ...]:
+        """Every name that /v1 knows."""
+        return self.model_name, self.embedding_model_name
+
+    @property
     def engine(self) -> InProcessEngineClient:
         return self._present(self._client)
 

@@ -155,12 +155,19 @@ class AsyncEngine:
         """How this model is expected to write tool calls."""
         return self.engine.chat_template.tool_syntax or "hermes"
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, without BOS; what spells a control token stays text."""
-        return self.engine.tokenizer.encode(text)
+    def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
+        """Token ids of plain text; what spells a control token stays text.
+
+        add_bos: put BOS first where the model's plain prompts begin with it.
+        """
+        return self.engine.tokenizer.encode(text, add_bos=add_bos)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self.engine.tokenizer.decode(token_ids)
+
+    def token_str(self, token_id: int) -> str:
+        """One token for people to read; see `Tokenizer.token_str`."""
+        return self.engine.tokenizer.token_str(token_id)
 
     async def stream(
         self,

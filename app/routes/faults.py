@@ -27,7 +27,8 @@ from retrieval.errors import RetrievalError
 
 logger = logging.getLogger(__name__)
 
-OPENAI_PREFIX = "/v1/"
+# Routes whose clients expect errors in OpenAI's shape; the last two are vLLM's.
+OPENAI_PATHS = ("/v1/", "/tokenize", "/detokenize")
 
 # By the error's code; whatever stands here has a message for the client.
 STATUS_OF_CODE: Mapping[str, int] = {
@@ -77,9 +78,7 @@ class Fault:
         status = self.openai_status
         kinds = {404: "not_found_error", 429: "rate_limit_error"}
         kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
-        # The engine's name for what /v1 is given as messages.
-        param = "messages" if self.field == "prompt" else self.field
-        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code}}
+        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
 
     @property
     def openai_status(self) -> int:
@@ -125,7 +124,7 @@ def describe(error: BaseException) -> Fault:
 def respond(error: BaseException, path: str) -> JSONResponse:
     """The response for an error before the first byte, in the shape that the route's clients expect."""
     fault = describe(error)
-    if path.startswith(OPENAI_PREFIX):
+    if path.startswith(OPENAI_PATHS):
         return JSONResponse(fault.openai_body(), fault.openai_status, headers=fault.headers())
     return JSONResponse(fault.body(), fault.status, headers=fault.headers())
 

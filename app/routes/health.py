@@ -1,14 +1,17 @@
-"""Whether the server lives, whether it is ready and if not why, and its metrics."""
+"""Whether the server lives, whether it is ready and if not why, its metrics, and what it is."""
+
+from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from app import __version__
 from app.metrics import CONTENT_TYPE
 from app.services import RETRY_AFTER_S, Services
 
 
 def create_router(services: Services) -> APIRouter:
-    """/v1/health/live, /v1/health/ready and /metrics."""
+    """/v1/health/*, /v1/metrics, /v1/metadata and /v1/version as NIM has them; /metrics, /version as vLLM has."""
     router = APIRouter(tags=["health"])
 
     @router.get("/v1/health/live")
@@ -24,9 +27,26 @@ def create_router(services: Services) -> APIRouter:
             return JSONResponse({"status": status})
         return JSONResponse({"status": status, "reason": reason}, 503, headers={"Retry-After": str(RETRY_AFTER_S)})
 
+    @router.get("/v1/metrics", response_class=PlainTextResponse, include_in_schema=False)
     @router.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
         """Metrics for Prometheus, under vLLM's names with the prefix `ragstone:`."""
         return Response(services.metrics.render(), media_type=CONTENT_TYPE)
+
+    @router.get("/v1/metadata")
+    async def metadata() -> dict[str, Any]:
+        """Version and models."""
+        models = [{"shortName": name, "modelUrl": ""} for name in services.served_models]
+        return {"version": __version__, "modelInfo": models, "assetInfo": [], "licenseInfo": {"name": "Apache-2.0"}}
+
+    @router.get("/v1/version")
+    async def release() -> dict[str, str]:
+        """The release, and the version of the /v1 protocol."""
+        return {"release": __version__, "api": "1"}
+
+    @router.get("/version")
+    async def version() -> dict[str, str]:
+        """The release."""
+        return {"version": __version__}
 
     return router

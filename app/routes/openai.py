@@ -9,48 +9,19 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from app.chat_deltas import logprob_entry, whole_calls
-from app.engine_client import InProcessEngineClient
-from app.errors import RequestError
+from app.engine_client import EngineClient
 from app.messages import Message
 from app.routes import sse
-from app.routes.faults import Fault, dump
-from app.routes.openai_schema import ChatCompletionRequest
+from app.routes.faults import dump
+from app.routes.openai_reply import DONE, UnknownModelError, check_length, error_event, usage
+from app.routes.openai_schema import ChatCompletionRequest, Priority
 from app.services import Services
-from engine.errors import EngineDeadError, InvalidParameterError
+from engine.errors import EngineDeadError, EngineError
 from engine.outputs import OutputDelta, ToolCallDelta
-
-# Text has about 4.3 characters a token, of long words up to three times that; what is longer than this for each token
-# of the context cannot be meant to fit, and is refused before the tokenizer works on it.
-MAX_CHARS_PER_TOKEN = 16
-DONE = sse.event("[DONE]")
-
-
-class ContextLengthError(RequestError):
-    """More characters than the model's context can hold."""
-
-    code = "context_length_exceeded"
-    status_code = 400
-
-    def __init__(self, *, given: int, limit: int, max_model_len: int) -> None:
-        super().__init__(
-            f"This model's maximum context length is {max_model_len:,} tokens, for which at most {limit:,} characters "
-            f"are taken; your messages have {given:,} characters. Please shorten them.",
-            field="messages",
-        )
-
-
-class UnknownModelError(RequestError):
-    """A model that this server does not serve."""
-
-    code = "model_not_found"
-    status_code = 404
-
-    def __init__(self, name: str, served: str) -> None:
-        super().__init__(f"The model {name!r} does not exist here; this server serves {served!r}.", field="model")
 
 
 def create_router(services: Services) -> APIRouter:
@@ -58,57 +29,52 @@ def create_router(services: Services) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=sse.AbandonableRoute)
 
     @router.post("/chat/completions", response_model=None)
-    async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
+    async def chat_completions(body: ChatCompletionRequest, x_priority: Priority = None) -> Response:
         """An answer of the model, without documents; streamed with `"stream": true`."""
         services.require_ready()
         if body.model != services.model_name:
             raise UnknownModelError(body.model, services.model_name)
         body.check_fields()
         messages = body.engine_messages()
-        _check_length(messages, services)
-        completion = _Completion(services.engine, body, messages)
+        check_length("messages", sum(len(message["content"]) for message in messages), services)
+        completion = _Completion(services.engine, body, messages, body.priority or x_priority)
         if body.stream:
-            return await sse.open_stream(completion.events(), _error_event)
+            return await sse.open_stream(completion.events(), error_event)
         return JSONResponse(await completion.whole())
 
     @router.get("/models")
     async def list_models() -> dict[str, Any]:
-        """The model that this server serves."""
-        return {"object": "list", "data": [_model_entry(services)]}
+        """The models that this server serves."""
+        return {"object": "list", "data": [_model_entry(name, services) for name in services.served_models]}
 
     @router.get("/models/{model:path}")
     async def get_model(model: str) -> dict[str, Any]:
         """One model."""
-        if model != services.model_name:
-            raise UnknownModelError(model, services.model_name)
-        return _model_entry(services)
+        if model not in services.served_models:
+            raise UnknownModelError(model, *services.served_models)
+        return _model_entry(model, services)
 
     return router
 
 
-def _model_entry(services: Services) -> dict[str, Any]:
-    entry = {"id": services.model_name, "object": "model", "created": services.started_at, "owned_by": "ragstone"}
+def _model_entry(name: str, services: Services) -> dict[str, Any]:
+    entry = {"id": name, "object": "model", "created": services.started_at, "owned_by": "ragstone"}
     if services.status()[0] == "ready":
-        entry["max_model_len"] = services.engine.max_model_len
+        embeds = name == services.embedding_model_name
+        entry["max_model_len"] = (
+            services.knowledge_base.embedder.max_tokens if embeds else services.engine.max_model_len
+        )
     return entry
-
-
-def _check_length(messages: list[Message], services: Services) -> None:
-    limit = max(services.settings.max_input_chars, MAX_CHARS_PER_TOKEN * services.engine.max_model_len)
-    given = sum(len(message["content"]) for message in messages)
-    if given > limit:
-        raise ContextLengthError(given=given, limit=limit, max_model_len=services.engine.max_model_len)
-
-
-def _error_event(fault: Fault) -> str:
-    return sse.event(dump(fault.openai_body()))
 
 
 class _Completion:
     """One request, answered whole or as a stream of chunks."""
 
-    def __init__(self, client: InProcessEngineClient, body: ChatCompletionRequest, messages: list[Message]) -> None:
+    def __init__(
+        self, client: EngineClient, body: ChatCompletionRequest, messages: list[Message], priority: str | None
+    ) -> None:
         self._client = client
+        self._priority = priority or "normal"
         self._body = body
         self._messages = messages
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -129,7 +95,7 @@ class _Completion:
             for index in sorted(parts)
         ]
         last = {index: deltas[-1] for index, deltas in parts.items()}
-        return self._reply("chat.completion", choices, usage=_usage(last))
+        return self._reply("chat.completion", choices, usage=usage(last.values()))
 
     async def events(self) -> sse.Events:
         """The reply as server-sent events: a chunk with the role, chunks with text, perhaps one with the usage."""
@@ -146,23 +112,22 @@ class _Completion:
                     yield self._chunk([self._choice(delta.index, content, self._logprobs([delta]), None)])
                 if delta.finish_reason is not None:
                     yield self._chunk([self._choice(delta.index, {}, None, delta.finish_reason)])
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            yield self._chunk([], usage=_usage(last))
+        if self._body.includes_usage:
+            yield self._chunk([], usage=usage(last.values()))
         yield DONE
 
     async def _deltas(self) -> AsyncIterator[OutputDelta]:
-        stream = self._client.stream_chat(self._messages, self._body.sampling(), **self._body.tool_options)
+        stream = self._client.stream_chat(
+            self._messages, self._body.sampling(), **self._body.tool_options, priority=self._priority
+        )
         try:
             async with aclosing(stream) as deltas:
                 async for delta in deltas:
                     if delta.finish_reason == "abort":
                         raise EngineDeadError("the engine broke off the answer; it is shutting down")
                     yield delta
-        except InvalidParameterError as error:
-            name = self._body.given_name(error.field)
-            if name is None or name == error.field:
-                raise
-            raise InvalidParameterError(name, str(error).removeprefix(f"{error.field}: ")) from None
+        except EngineError as error:
+            raise self._body.as_given(error) from None
 
     def _choice(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: str | None
@@ -206,16 +171,3 @@ def _whole_message(deltas: list[OutputDelta]) -> dict[str, Any]:
         for call in calls
     ]
     return {"role": "assistant", "content": text or None, "tool_calls": written}
-
-
-def _usage(last: dict[int, OutputDelta]) -> dict[str, Any]:
-    """Token counts; the prompt counts once, however many answers there are."""
-    prompt = max((delta.num_prompt_tokens for delta in last.values()), default=0)
-    cached = max((delta.num_cached_tokens for delta in last.values()), default=0)
-    output = sum(delta.num_output_tokens for delta in last.values())
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }

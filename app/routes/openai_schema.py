@@ -1,15 +1,19 @@
-"""What /v1/chat/completions takes: OpenAI's request, field by field; what is not honoured is refused by name.
+"""What /v1/chat/completions and /v1/completions take, field by field; what is not honoured is refused by name.
 
 Only shapes are checked here; ranges are the engine's (`SamplingParams`).
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, cast
 
+from fastapi import Header
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.errors import RequestError
 from app.messages import Message, check_text, content_text, merge_neighbours
 from app.response_format import constraint_of
+from engine.errors import EngineError, InvalidParameterError, UnsupportedParameterError
+from engine.request import PRIORITIES
 
 # Fields that change nothing about the answer; clients send them to keep their own books.
 HARMLESS = frozenset(
@@ -31,6 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
 }
 SAMPLING = (
+    "max_tokens",
     "temperature",
     "top_p",
     "top_k",
@@ -46,6 +51,10 @@ SAMPLING = (
     "min_tokens",
     "n",
 )
+# OpenAI's default for /v1/completions.
+COMPLETION_TOKENS = 16
+# Of one request, as OpenAI has it for embeddings.
+MAX_PROMPTS = 2048
 # vLLM's names of constraints, and the engine's.
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice": "choice"}
 
@@ -54,6 +63,7 @@ GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_choice"
 Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
 Bool = Annotated[bool, Field(strict=True)]
+Priority = Annotated[str | None, Header(alias="X-Priority", description="The field `priority`, as a header.")]
 
 
 class StreamOptions(BaseModel):
@@ -76,17 +86,15 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-class ChatCompletionRequest(BaseModel):
-    """OpenAI's chat request, with vLLM's sampling fields. Other fields are refused by name."""
+class GenerationRequest(BaseModel):
+    """What both requests for text share: OpenAI's fields and vLLM's sampling fields. Others are refused by name."""
 
     model_config = ConfigDict(extra="allow")
 
     model: str
-    messages: list[ChatMessage] = Field(min_length=1)
     stream: Bool | None = False
     stream_options: StreamOptions | None = None
     max_tokens: Integer | None = None
-    max_completion_tokens: Integer | None = None
     min_tokens: Integer | None = None
     n: Integer | None = None
     temperature: Number | None = None
@@ -101,15 +109,11 @@ class ChatCompletionRequest(BaseModel):
     stop: str | list[str] | None = None
     stop_token_ids: list[Integer] | None = None
     ignore_eos: Bool | None = None
-    logprobs: Bool | None = None
-    top_logprobs: Integer | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
+    priority: str | None = Field(None, description=f"{', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}.")
 
     @model_validator(mode="before")
     @classmethod
@@ -119,22 +123,68 @@ class ChatCompletionRequest(BaseModel):
 
     def check_fields(self) -> None:
         """Raises UnsupportedParameterError for the first field that would have to be ignored."""
-        from engine.errors import InvalidParameterError, UnsupportedParameterError
-
         for name, value in (self.model_extra or {}).items():
             if value is None or name in HARMLESS or value in NEUTRAL.get(name, ()):
                 continue
             raise UnsupportedParameterError(name, f"{name} is not supported: leave it out")
+        if self.stream_options is not None and not self.stream:
+            raise InvalidParameterError("stream_options", "needs stream=true")
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether the stream ends with a chunk that holds the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def given_name(self, field: str) -> str:
+        """The name under which the request gave a field of the engine's."""
+        if field == "json_schema" and self.guided_json is None:
+            return "response_format"
+        return next((name for name, of_engine in GUIDED.items() if of_engine == field), field)
+
+    def as_given(self, error: EngineError) -> EngineError:
+        """An error of the engine's that names the field as the request does."""
+        field = getattr(error, "field", None)
+        name = None if field is None else self.given_name(field)
+        if name == field:
+            return error
+        if isinstance(error, InvalidParameterError):
+            return InvalidParameterError(str(name), str(error).removeprefix(f"{field}: "))
+        error.field = name  # type: ignore[attr-defined]
+        return error
+
+    def sampling(self) -> dict[str, Any]:
+        """Fields of SamplingParams that were given. Raises InvalidParameterError for a malformed response_format."""
+        given = {name: getattr(self, name) for name in SAMPLING}
+        given |= {name: getattr(self, guided) for guided, name in GUIDED.items()}
+        if self.response_format is not None:
+            constraint = constraint_of(self.response_format)
+            if constraint and any(given[name] is not None for name in GUIDED.values()):
+                raise InvalidParameterError("response_format", "cannot be combined with guided_* fields: give one")
+            given |= constraint
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class ChatCompletionRequest(GenerationRequest):
+    """OpenAI's chat request."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: Integer | None = None
+    logprobs: Bool | None = None
+    top_logprobs: Integer | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+    def check_fields(self) -> None:
+        super().check_fields()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidParameterError("top_logprobs", "needs logprobs=true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise InvalidParameterError("max_completion_tokens", "is the new name of max_tokens: give one of them")
-        if self.stream_options is not None and not self.stream:
-            raise InvalidParameterError("stream_options", "needs stream=true")
 
     def engine_messages(self) -> list[Message]:
         """The messages as the engine takes them. Raises RequestError for parts that are not text."""
-        return merge_neighbours(_message(message, number) for number, message in enumerate(self.messages))
+        return engine_messages(self.messages)
 
     @property
     def tool_options(self) -> dict[str, Any]:
@@ -145,33 +195,55 @@ class ChatCompletionRequest(BaseModel):
             "parallel_tool_calls": self.parallel_tool_calls,
         }
 
-    def given_name(self, field: str | None) -> str | None:
-        """The name under which the request gave a field of the engine's."""
-        if field == "json_schema" and self.guided_json is None:
-            return "response_format"
+    def given_name(self, field: str) -> str:
+        if field == "prompt":
+            return "messages"
         if field == "logprobs":
             return "top_logprobs"
         if field == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
-        return next((name for name, of_engine in GUIDED.items() if of_engine == field), field)
+        return super().given_name(field)
 
     def sampling(self) -> dict[str, Any]:
-        """Fields of SamplingParams that were given. Raises InvalidParameterError for a malformed response_format."""
-        from engine.errors import InvalidParameterError
-
-        given = {name: getattr(self, name) for name in SAMPLING}
-        given["max_tokens"] = self.max_completion_tokens or self.max_tokens
-        if self.max_tokens == 0 or self.max_completion_tokens == 0:
-            given["max_tokens"] = 0  # for the engine to refuse, with its reason
+        given = super().sampling()
+        if self.max_completion_tokens is not None:
+            given["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             given["logprobs"] = self.top_logprobs or 0
-        given |= {name: getattr(self, guided) for guided, name in GUIDED.items()}
-        if self.response_format is not None:
-            constraint = constraint_of(self.response_format)
-            if constraint and any(given[name] is not None for name in GUIDED.values()):
-                raise InvalidParameterError("response_format", "cannot be combined with guided_* fields: give one")
-            given |= constraint
-        return {name: value for name, value in given.items() if value is not None}
+        return given
+
+
+class CompletionRequest(GenerationRequest):
+    """OpenAI's older request: text (or token ids) to be continued, without a chat template.
+
+    Text is text: what spells a control token does not become one. Prompts that hold control tokens are token ids.
+    """
+
+    prompt: str | list[Integer] | list[str] | list[list[Integer]]
+    logprobs: Integer | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or more prompts. Raises InvalidParameterError where there is none."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]
+        if not 1 <= len(self.prompt) <= MAX_PROMPTS:
+            raise InvalidParameterError("prompt", f"must hold 1 to {MAX_PROMPTS:,} prompts, got {len(self.prompt):,}")
+        return list(cast(list[str | list[int]], self.prompt))
+
+    def sampling(self) -> dict[str, Any]:
+        given = super().sampling()
+        given.setdefault("max_tokens", COMPLETION_TOKENS)
+        if self.logprobs is not None:
+            given["logprobs"] = self.logprobs
+        return given
+
+
+def engine_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Messages as the engine takes them. Raises RequestError for parts that are not text."""
+    return merge_neighbours(_message(message, number) for number, message in enumerate(messages))
 
 
 def _message(message: ChatMessage, number: int) -> Message:

@@ -52,6 +52,7 @@ class ScriptedEngineClient:
         parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
+        priority: str = "normal",
     ) -> AsyncGenerator[OutputDelta, None]:
         self.open += 1
         try:
@@ -76,6 +77,7 @@ class ScriptedEngineClient:
         parallel_tool_calls: bool | None = None,
         request_id: str | None = None,
         tenant: str = "",
+        priority: str = "normal",
     ) -> Generator[OutputDelta, None, None]:
         self.open += 1
         try:

@@ -137,9 +137,10 @@ def test_fields_that_change_nothing_and_null_are_taken(server):
     assert ask(server, max_tokens=1, **fields).status_code == 200
 
 
-def test_the_model_is_listed(client):
-    (model,) = client.models.list().data
-    assert (model.id, model.object, model.owned_by) == (MODEL, "model", "ragstone")
+def test_the_models_are_listed(client):
+    chat, embedding = client.models.list().data
+    assert (chat.id, chat.object, chat.owned_by, chat.max_model_len) == (MODEL, "model", "ragstone", 8192)
+    assert (embedding.id, embedding.max_model_len) == ("all-minilm-l6-v2", 254)
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")

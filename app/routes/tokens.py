@@ -1,0 +1,84 @@
+"""Text to token ids and back, as the chat model sees them. vLLM's routes: /tokenize and /detokenize."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from app.messages import check_text
+from app.routes.openai_reply import UnknownModelError, check_length
+from app.routes.openai_schema import Bool, ChatMessage, Integer, engine_messages
+from app.services import Services
+from engine.errors import InvalidParameterError
+
+
+class TokenizeRequest(BaseModel):
+    """A text, or the messages of a chat with the model's template around them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: Bool = Field(True, description="Begin a text with BOS where the model's prompts do.")
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_generation_prompt: Bool = Field(True, description="End messages with the header of an answer.")
+    tools: list[dict[str, Any]] | None = None
+    return_token_strs: Bool | None = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, values: Any) -> Any:
+        check_text(values)
+        return values
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    tokens: list[Integer]
+
+
+def create_router(services: Services) -> APIRouter:
+    """/tokenize and /detokenize."""
+    router = APIRouter(tags=["tokens"])
+
+    def check_model(name: str | None) -> None:
+        services.require_ready()
+        if name not in (None, services.model_name):
+            raise UnknownModelError(str(name), services.model_name)
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """Token ids of `prompt` or of `messages`, and how many a request may have."""
+        check_model(body.model)
+        engine = services.engine
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidParameterError("prompt", "give either prompt or messages")
+        if body.messages is None:
+            text = body.prompt or ""
+            check_length("prompt", len(text), services)
+            token_ids = await asyncio.to_thread(engine.encode, text, add_bos=body.add_special_tokens)
+        else:
+            messages = engine_messages(body.messages)
+            check_length("messages", sum(len(message["content"]) for message in messages), services)
+            token_ids = await asyncio.to_thread(
+                engine.encode_chat, messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt
+            )
+        return {
+            "count": len(token_ids),
+            "max_model_len": engine.max_model_len,
+            "tokens": token_ids,
+            "token_strs": engine.token_texts(token_ids) if body.return_token_strs else None,
+        }
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        """The text of token ids; special tokens have none."""
+        check_model(body.model)
+        return {"prompt": await asyncio.to_thread(services.engine.decode, body.tokens)}
+
+    return router
