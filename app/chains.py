@@ -7,8 +7,8 @@ Texts of users and documents are only ever values of a template, so braces in th
 from collections.abc import Callable
 from typing import Any
 
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import SystemMessage
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
@@ -26,7 +26,7 @@ CONDENSE_REQUEST = (
 )
 
 
-def answer_chain(model: BaseChatModel, system_prompt: str = "") -> Runnable[State, str]:
+def answer_chain(model: Runnable[LanguageModelInput, AIMessage], system_prompt: str = "") -> Runnable[State, str]:
     """`{"history": messages, "prompt": str}` -> the answer's text, streamed."""
     return _prompt(system_prompt, "{prompt}") | model | StrOutputParser()
 

@@ -54,7 +54,8 @@ SAMPLING_FIELDS = (
     "n",
 )
 # Options that LangChain itself puts into a call; they say nothing to the engine.
-TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
+# What a call takes beside sampling: passed to the client as it is.
+CLIENT_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls", "priority")
 FRAMEWORK_OPTIONS = frozenset({"stream", "ls_structured_output_format", "structured_output_format"})
 
 
@@ -65,14 +66,14 @@ class _Call:
     client: EngineClient
     messages: list[dict[str, Any]]
     params: dict[str, Any]
-    tool_options: dict[str, Any]
+    client_options: dict[str, Any]
     model_name: str
     request_id: str
     timeout: float | None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        return {**self.tool_options, "request_id": self.request_id}
+        return {**self.client_options, "request_id": self.request_id}
 
 
 class ChatRagstone(BaseChatModel):
@@ -288,12 +289,12 @@ class ChatRagstone(BaseChatModel):
         options = {name: value for name, value in options.items() if name not in FRAMEWORK_OPTIONS}
         model = options.pop("model", None) or options.pop("model_name", None) or self.model_name
         timeout = options.pop("timeout", self.timeout)
-        tool_options = {name: options.pop(name) for name in TOOL_OPTIONS if name in options}
+        client_options = {name: options.pop(name) for name in CLIENT_OPTIONS if name in options}
         return _Call(
             client=self._engine(model),
             messages=from_langchain(messages),
             params=self._sampling(stop, options),
-            tool_options=tool_options,
+            client_options=client_options,
             model_name=model,
             request_id=new_request_id(),
             timeout=timeout,

@@ -7,6 +7,7 @@ the same time. It binds the chains of `app/chains.py` to a store and to the memo
 import asyncio
 import contextlib
 import contextvars
+import copy
 import logging
 import queue
 import threading
@@ -199,6 +200,12 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         """Waits until every turn that has ended is stored."""
         while self._closing:
             await asyncio.wait(self._closing)
+
+    def over(self, store: ConversationStore, answer: Runnable[State, str], room: ModelRoom) -> "ConversationChain":
+        """The same chain over another store, with another way to write the answer and the room that it has."""
+        chain = copy.copy(self)
+        chain._store, chain._locks, chain._answer, chain._room = store, TurnLocks(), answer, room
+        return chain
 
     # ── one turn ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

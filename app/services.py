@@ -10,7 +10,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -22,7 +22,8 @@ from app.chat_model import ChatRagstone
 from app.conversation import DEFAULT_USER, ConversationChain, ModelRoom, turn_writer
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, engine_config
 from app.errors import NotReadyError
-from app.history import ConversationStore, SQLiteConversationStore
+from app.given_turns import GivenTurns
+from app.history import ConversationStore, SQLiteConversationStore, Turn
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
 from app.settings import Settings
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 HANDBOOK = Path(__file__).resolve().parent.parent / "data" / "handbook"
 HANDBOOK_COLLECTION = "handbook"
+
+# The name on /v1 under which the chat model answers from the documents.
+RAG_MODEL = "ragstone-rag"
 
 # Models with fewer parameters rewrite follow-up questions worse than search can do without them, and their answers are
 # held to the sources.
@@ -73,6 +77,7 @@ class Services:
         self._knowledge_base: KnowledgeBase | None = None
         self._chat: ConversationChain | None = None
         self._llm: Runnable[dict[str, Any], str] | None = None
+        self._model: ChatRagstone | None = None
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,7 +103,7 @@ class Services:
     @property
     def served_models(self) -> tuple[str, ...]:
         """Every name that /v1 knows."""
-        return self.model_name, self.embedding_model_name
+        return self.model_name, RAG_MODEL, self.embedding_model_name
 
     @property
     def engine(self) -> InProcessEngineClient:
@@ -115,6 +120,20 @@ class Services:
     @property
     def llm(self) -> Runnable[dict[str, Any], str]:
         return self._present(self._llm)
+
+    def chat_over(
+        self, turns: Sequence[Turn], instructions: str, options: Mapping[str, Any], client: Any
+    ) -> ConversationChain:
+        """The chat over turns that a client of ours sends along; nothing is kept.
+
+        `instructions` follow the server's own system prompt; `options` are those of a call of ChatRagstone; `client` is
+        the EngineClient to ask, ours or one around it.
+        """
+        model = self._present(self._model).model_copy(update={"client": client})
+        system_prompt = "\n\n".join(part for part in (self.settings.system_prompt, instructions) if part)
+        answer = chains.answer_chain(model.bind(**options), system_prompt)
+        room = self._room(self.engine, system_prompt, options.get("max_tokens"))
+        return self.chat.over(GivenTurns(turns), answer, room)
 
     def require_ready(self) -> None:
         """Raises NotReadyError unless the server is ready."""
@@ -238,15 +257,19 @@ class Services:
             locks=self.locks,
             memory=MemoryRule(settings.memory_kind, settings.memory_turns, settings.memory_tokens),
             passages=passages,
-            room=ModelRoom(
-                max_model_len=client.max_model_len,
-                max_tokens=settings.max_tokens,
-                system_tokens=client.count_tokens(settings.system_prompt) + MESSAGE_OVERHEAD_TOKENS,
-            ),
+            room=self._room(client, settings.system_prompt),
             count_tokens=client.count_tokens,
             answering=answering,
         )
         self._llm = chains.llm_chain(model)
+        self._model = model
+
+    def _room(self, client: InProcessEngineClient, system_prompt: str, max_tokens: int | None = None) -> ModelRoom:
+        return ModelRoom(
+            max_model_len=client.max_model_len,
+            max_tokens=self.settings.max_tokens if max_tokens is None else max_tokens,
+            system_tokens=client.count_tokens(system_prompt) + MESSAGE_OVERHEAD_TOKENS,
+        )
 
     @property
     def engine_while_loading(self) -> InProcessEngineClient:

@@ -1,4 +1,6 @@
-"""OpenAI's routes: chat completions, streamed or whole, and the list of models. The model alone, without documents.
+"""OpenAI's routes: chat completions, streamed or whole, and the list of models.
+
+A model by its own name answers alone; answers from the documents are `app/routes/rag_completion.py`'s.
 
 Format: https://platform.openai.com/docs/api-reference/chat
 """
@@ -19,7 +21,8 @@ from app.routes import sse
 from app.routes.faults import dump
 from app.routes.openai_reply import DONE, UnknownModelError, check_length, error_event, usage
 from app.routes.openai_schema import ChatCompletionRequest, Priority
-from app.services import Services
+from app.routes.rag_completion import RagCompletion
+from app.services import RAG_MODEL, Services
 from engine.errors import EngineDeadError, EngineError
 from engine.outputs import OutputDelta, ToolCallDelta
 
@@ -30,14 +33,19 @@ def create_router(services: Services) -> APIRouter:
 
     @router.post("/chat/completions", response_model=None)
     async def chat_completions(body: ChatCompletionRequest, x_priority: Priority = None) -> Response:
-        """An answer of the model, without documents; streamed with `"stream": true`."""
+        """An answer of the model, without documents; from the documents with the model `ragstone-rag`."""
         services.require_ready()
-        if body.model != services.model_name:
-            raise UnknownModelError(body.model, services.model_name)
+        if body.model not in (services.model_name, RAG_MODEL):
+            raise UnknownModelError(body.model, services.model_name, RAG_MODEL)
         body.check_fields()
         messages = body.engine_messages()
         check_length("messages", sum(len(message["content"]) for message in messages), services)
-        completion = _Completion(services.engine, body, messages, body.priority or x_priority)
+        priority = body.priority or x_priority or "normal"
+        completion: RagCompletion | _Completion
+        if body.model == RAG_MODEL:
+            completion = RagCompletion(services, body, messages, priority)
+        else:
+            completion = _Completion(services.engine, body, messages, priority)
         if body.stream:
             return await sse.open_stream(completion.events(), error_event)
         return JSONResponse(await completion.whole())
@@ -71,10 +79,10 @@ class _Completion:
     """One request, answered whole or as a stream of chunks."""
 
     def __init__(
-        self, client: EngineClient, body: ChatCompletionRequest, messages: list[Message], priority: str | None
+        self, client: EngineClient, body: ChatCompletionRequest, messages: list[Message], priority: str
     ) -> None:
         self._client = client
-        self._priority = priority or "normal"
+        self._priority = priority
         self._body = body
         self._messages = messages
         self._id = f"chatcmpl-{uuid.uuid4().hex}"

@@ -56,7 +56,9 @@ class ScriptedEngineClient:
     ) -> AsyncGenerator[OutputDelta, None]:
         self.open += 1
         try:
-            for delta in self._deltas(messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r"):
+            for delta in self._deltas(
+                messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r", priority
+            ):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 if request_id in self.aborted:
@@ -81,7 +83,9 @@ class ScriptedEngineClient:
     ) -> Generator[OutputDelta, None, None]:
         self.open += 1
         try:
-            for delta in self._deltas(messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r"):
+            for delta in self._deltas(
+                messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r", priority
+            ):
                 if self.delay_s:
                     time.sleep(self.delay_s)
                 if request_id in self.aborted:
@@ -107,6 +111,7 @@ class ScriptedEngineClient:
         params: Mapping[str, Any],
         tool_options: tuple[Any, Any, Any],
         request_id: str,
+        priority: str,
     ) -> Generator[OutputDelta, None, None]:
         SamplingParams.from_mapping(params)
         num_prompt = sum(self.count_tokens(message["content"]) for message in messages)
@@ -116,7 +121,7 @@ class ScriptedEngineClient:
         tools, choice, parallel = tool_options
         self.requests.append(
             {"messages": list(messages), "params": dict(params), "tools": tools}
-            | {"tool_choice": choice, "parallel_tool_calls": parallel}
+            | {"tool_choice": choice, "parallel_tool_calls": parallel, "priority": priority}
         )
         for number, piece in enumerate(self.pieces):
             if self.error is not None and number == self.error_after:

@@ -138,8 +138,9 @@ def test_fields_that_change_nothing_and_null_are_taken(server):
 
 
 def test_the_models_are_listed(client):
-    chat, embedding = client.models.list().data
+    chat, rag, embedding = client.models.list().data
     assert (chat.id, chat.object, chat.owned_by, chat.max_model_len) == (MODEL, "model", "ragstone", 8192)
+    assert (rag.id, rag.max_model_len) == ("ragstone-rag", 8192)
     assert (embedding.id, embedding.max_model_len) == ("all-minilm-l6-v2", 254)
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):

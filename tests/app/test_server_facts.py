@@ -13,7 +13,7 @@ def test_versions_and_metadata(server):
     assert server.client.get("/v1/version").json() == {"release": __version__, "api": "1"}
     metadata = server.client.get("/v1/metadata").json()
     assert metadata["version"] == __version__
-    assert [model["shortName"] for model in metadata["modelInfo"]][:2] == [MODEL, "all-minilm-l6-v2"]
+    assert [model["shortName"] for model in metadata["modelInfo"]] == [MODEL, "ragstone-rag", "all-minilm-l6-v2"]
 
 
 def test_metrics_have_two_addresses(server):
