@@ -14,6 +14,7 @@ MAX_HTML_BYTES = 20 * 1024 * 1024
 # The tree takes about a kilobyte an element.
 MAX_HTML_ELEMENTS = 500_000
 _MAX_SPAN = 50
+_MAX_COLUMNS = 200
 _DECLARED = re.compile(
     rb"<(?:meta|\?xml)[^>]{0,300}?(?:charset|encoding)\s*=\s*[\"']?\s*([A-Za-z0-9_.:-]{2,40})", re.IGNORECASE
 )
@@ -150,11 +151,18 @@ class HtmlReader:
 
 def _is_data_table(node: Tag) -> bool:
     """A table of figures, not one that lays out the page: no block of text, table or heading inside a cell."""
-    return node.find(["table", "h1", "h2", "h3", "ul", "ol", "pre", "form"]) is None and node.find("tr") is not None
+    row = node.find("tr")
+    # The parser puts a row whose end tag is left out around all that follow it: each would hold the whole rest.
+    if not isinstance(row, Tag) or row.find("tr") is not None:
+        return False
+    return node.find(["table", "h1", "h2", "h3", "ul", "ol", "pre", "form"]) is None
 
 
 def _rows(node: Tag) -> list[list[str]]:
-    """The cells' texts. A cell that spans columns or rows stands in every place that it covers."""
+    """The cells' texts. A cell that spans columns or rows stands in every place that it covers.
+
+    Rows are cut at `_MAX_COLUMNS`: spans within spans make millions of cells out of a small page.
+    """
     rows: list[list[str]] = []
     hanging: dict[int, tuple[int, str]] = {}  # by column: rows still to come, and the text
     for row in node.find_all("tr"):
@@ -162,7 +170,7 @@ def _rows(node: Tag) -> list[list[str]]:
         for cell in row.find_all(["td", "th"]):
             _hang(cells, hanging)
             text = _SPACE.sub(" ", cell.get_text(" ")).strip()
-            for _ in range(_span(cell, "colspan")):
+            for _ in range(min(_span(cell, "colspan"), _MAX_COLUMNS - len(cells))):
                 if (down := _span(cell, "rowspan")) > 1:
                     hanging[len(cells)] = (down - 1, text)
                 cells.append(text)

@@ -11,7 +11,7 @@ from retrieval.loaders.encoding import clean
 from retrieval.loaders.tables import add_table, cell_text
 
 # Pictures are hexadecimal digits, megabytes of them, which striprtf would look at one by one.
-_PICTURE = re.compile(rb"[0-9a-fA-F\s]{2000,}")
+_PICTURE = re.compile(rb"(?<![0-9a-fA-F\s])[0-9a-fA-F\s]{2000,}")
 _TITLE = re.compile(rb"{\\title ([^{}\\]{1,300})}")
 
 

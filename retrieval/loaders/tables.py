@@ -20,6 +20,7 @@ MAX_RECORDS = 5000
 # A lone cell up to this long is a title of the rows below it, a longer one is a note.
 _MAX_TITLE_CHARS = 120
 _MAX_TITLES = 4
+_MAX_FIGURE_CHARS = 40
 _SPACE = re.compile(r"\s+")
 _FIGURE = re.compile(r"[-+(]?\s*[$€£¥]?\s*[\d.,'\u2009\u00a0 ]*\d[\d.,]*\s*[%)€£¥]?")
 _DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*")
@@ -208,5 +209,5 @@ def _padded(cells: Iterable[str], width: int) -> list[str]:
 def _has_values(cells: Sequence[str]) -> bool:
     """Whether a row holds figures. Years and several dates may be the names of columns, one date is a value."""
     dates = [cell for cell in cells if _DATE.fullmatch(cell)]
-    figures = (cell for cell in cells if _FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) and cell not in dates)
-    return len(dates) == 1 or any(figures)
+    short = (cell for cell in cells if len(cell) <= _MAX_FIGURE_CHARS and cell not in dates)
+    return len(dates) == 1 or any(_FIGURE.fullmatch(cell) and not _YEAR.fullmatch(cell) for cell in short)

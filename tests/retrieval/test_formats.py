@@ -149,6 +149,11 @@ def test_a_csv_of_nothing_but_texts_keeps_every_row_and_quoted_line_ends() -> No
     ]
 
 
+def test_a_cell_of_many_digits_takes_no_time() -> None:
+    digits = "7" * 200_000 + "x"
+    assert found("a.csv", f"name,number\nAnn,{digits}\n".encode()) == [(f"name Ann: number {digits}", ("row 2",), None)]
+
+
 def test_json_objects_are_sentences_under_their_path() -> None:
     data = b'{"title": "Fleet", "owner": "Ann", "cars": [{"id": 1.10, "at": {"city": "Rome"}}, '
     data += b'{"id": 2, "tags": ["a", "b"]}]}'
@@ -272,6 +277,13 @@ def test_html_cells_that_span_stand_in_every_place_they_cover() -> None:
         "| A | 1 | 2 |",
         "| A | 3 | 4 |",
     ]
+
+
+def test_html_tables_of_spans_within_spans_take_no_time() -> None:
+    bomb = b"<table>" + b"<tr><td rowspan=50 colspan=50>x</td></tr>" * 500 + b"</table>"
+    assert found("a.html", bomb)
+    with pytest.raises(CorruptDocumentError, match="nested too deeply"):
+        load("b.html", b"<table>" + b"<tr><td>x" * 2000)
 
 
 def test_a_record_too_long_for_a_chunk_repeats_its_label() -> None:
