@@ -512,8 +512,14 @@ def status(
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Say whether the server answers, and which folders and models it uses. Exit code 0 if it is ready, else 1."""
-    settings = read_settings(config, host=host, port=port, ui_port=ui_port, data=data)
+    """Say whether the server answers, and which folders and models it uses. Exit code 0 if it is ready, else 1.
+
+    It is looked for where it says in the data folder that it listens, else where the settings say.
+    """
+    options = {"host": host, "port": port, "ui_port": ui_port}
+    settings = read_settings(config, **options, data=data)
+    running = preflight.running_address(settings.data_dir)
+    settings = settings.model_copy(update={name: running[name] for name in running if options[name] is None})
     api = process.base_url(settings.host, settings.port)
     chat = process.base_url(settings.host, settings.ui_port)
     state = process.readiness(api)

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import copy
+import json
 import logging
 import queue
 import threading
@@ -381,9 +382,17 @@ def turn_writer(
 
 
 def session_of(configurable: dict[str, Any]) -> str:
-    """The session's name. Raises MissingSessionError where it is missing, empty or not a string."""
+    """The session's name. Raises MissingSessionError where it is missing or empty, RequestError for no text."""
     session_id = configurable.get("session_id")
-    if not isinstance(session_id, str) or not session_id.strip():
+    if session_id is None or session_id == "":
+        raise MissingSessionError
+    if not isinstance(session_id, str):
+        raise RequestError(
+            f"config.configurable.session_id must be a text, not {json.dumps(session_id, default=repr)[:80]}: put it "
+            "in quotes",
+            field="config.configurable.session_id",
+        )
+    if not session_id.strip():
         raise MissingSessionError
     return session_id
 
@@ -395,6 +404,12 @@ def question_of(given: Any) -> str:
         raise RequestError('the input must be an object with the question: {"input": "…"}', field="input.input")
     if not question.strip():
         raise RequestError("input.input is empty: send a question", field="input.input")
+    unknown = sorted(str(name)[:80] for name in given if name != "input") if isinstance(given, dict) else []
+    if unknown:
+        raise RequestError(
+            f'input.{unknown[0]} is not known here: the question goes into "input", options into config.configurable',
+            field=f"input.{unknown[0]}",
+        )
     return question
 
 

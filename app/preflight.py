@@ -3,9 +3,11 @@
 Starting the server is `app.serve`; this module starts nothing and imports neither torch nor FastAPI.
 """
 
+import contextlib
 import errno
 import fcntl
 import importlib.metadata
+import json
 import os
 import shutil
 import socket
@@ -13,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from app.errors import DataFolderError, PortInUseError, StartupError
 from app.settings import Settings
@@ -21,6 +23,8 @@ from app.settings import Settings
 # What the servers of other parts listen on, and how a person moves them: (what, setting).
 API = ("the API", "port")
 CHAT_UI = ("the chat UI", "ui_port")
+# Settings by which a running server is found.
+ADDRESS = ("host", "port", "ui_port")
 
 
 def bind_port(settings: Settings, purpose: tuple[str, str]) -> socket.socket:
@@ -96,8 +100,7 @@ def take_data_folder(settings: Settings) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
+        holder = _written(lock).get("process", "unknown")
         lock.close()
         raise DataFolderError(
             f"the data folder {settings.data_dir} is in use by another server (process {holder}): stop that one, or "
@@ -105,9 +108,35 @@ def take_data_folder(settings: Settings) -> IO[str]:
             folder=settings.data_dir,
         ) from None
     lock.truncate(0)
-    lock.write(str(os.getpid()))
+    address = {name: getattr(settings, name) for name in ADDRESS}
+    lock.write(json.dumps({"process": os.getpid(), **address}))
     lock.flush()
     return lock
+
+
+def running_address(data_dir: Path) -> dict[str, Any]:
+    """`host`, `port` and `ui_port` of the server that uses this data folder; empty where none does."""
+    try:
+        lock = (data_dir / "server.lock").open("r", encoding="utf-8")
+    except OSError:
+        return {}
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            found = _written(lock)
+            return {name: found[name] for name in ADDRESS if name in found}
+    return {}  # nobody holds it: what it says is of a server that has ended
+
+
+def _written(lock: IO[str]) -> dict[str, Any]:
+    """What the holder of a lock says of itself; empty while it has not said it yet."""
+    lock.seek(0)
+    with contextlib.suppress(ValueError):
+        found = json.loads(lock.read())
+        if isinstance(found, dict):
+            return found
+    return {}
 
 
 def check_data_folder(settings: Settings) -> None:

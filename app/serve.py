@@ -26,6 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from app import models, preflight
+from app.request_id import add_request_id
 from app.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
@@ -79,9 +80,10 @@ def serve(settings: Settings) -> int:
 def configure_logging(settings: Settings) -> None:
     """One line an event on stderr; stdout is for the addresses."""
     level = settings.log_level.upper()
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(add_request_id)
+    line = "%(asctime)s %(levelname)-7s %(name)s%(request)s: %(message)s"
+    logging.basicConfig(level=level, handlers=[handler], format=line, force=True)
     for name in NOISY_LOGGERS if settings.log_level != "debug" else ():
         logging.getLogger(name).setLevel(logging.WARNING)
     if settings.log_level == "info":

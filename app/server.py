@@ -9,9 +9,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
+from fastapi_offline import FastAPIOffline
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import __version__
+from app.browser_guard import BrowserGuard
+from app.request_id import HEADER, RequestIds
 from app.routes import completions, conversations, documents, embeddings, faults, health, langserve, openai, tokens
 from app.services import Services
 from app.settings import Settings
@@ -21,8 +25,9 @@ MAX_BODY_BYTES = 8 << 20
 UPLOAD_PATH = "/api/v1/documents"
 
 DESCRIPTION = """\
-Chat with your documents. `/chat` answers from them (LangServe's protocol: `RemoteRunnable`, or plain POST),
-`/v1/chat/completions` talks to the model alone (OpenAI's protocol), `/api/v1` holds documents and conversations.
+Chat with your documents. `/chat` answers from them (LangServe's protocol: `RemoteRunnable`, or plain POST), and so does
+the model `ragstone-rag` on `/v1/chat/completions` (OpenAI's protocol); by its own name, the chat model answers alone.
+`/api/v1` holds documents and conversations.
 """
 
 
@@ -39,7 +44,9 @@ def create_app(settings: Settings) -> FastAPI:
             await asyncio.wait({loading})  # its thread cannot be interrupted, and closing under it would break it
             await services.close()
 
-    app = FastAPI(title="Ragstone", version=__version__, description=DESCRIPTION, lifespan=lifespan)
+    app = FastAPIOffline(  # its page of routes loads nothing from elsewhere
+        redoc_url=None, title="Ragstone", version=__version__, description=DESCRIPTION, lifespan=lifespan
+    )
     app.state.services = services
     faults.install(app)
     for router in (langserve, openai, completions, embeddings, tokens, health, documents, conversations):
@@ -49,7 +56,15 @@ def create_app(settings: Settings) -> FastAPI:
     async def index() -> RedirectResponse:
         return RedirectResponse("docs")
 
+    # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit)
+    origins = settings.allowed_origins
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[HEADER]
+        )
+    app.add_middleware(BrowserGuard, origins=origins)
+    app.add_middleware(RequestIds)
     return app
 
 

@@ -147,6 +147,10 @@ class Settings(BaseSettings):
     # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
     max_input_chars: int = Field(20_000, ge=1, description="Longest question in characters.")
     max_upload_bytes: int = Field(100 << 20, ge=1, description="Largest uploaded file in bytes.")
+    cors_origins: str = Field(
+        "",
+        description="Web pages that may call the API from a browser: origins, comma-separated, or * (default: none).",
+    )
     min_free_bytes: int = Field(256 << 20, ge=0, description="Free disk space below which the server does not start.")
 
     def __init__(self, **options: Any) -> None:
@@ -173,6 +177,11 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path) -> Path:
         # The server's children run elsewhere, so a relative path would mean another folder to each of them.
         return Path(os.path.expanduser(path)).absolute()
+
+    @property
+    def allowed_origins(self) -> list[str]:
+        """Origins of `cors_origins`."""
+        return [origin.rstrip("/") for part in self.cors_origins.split(",") if (origin := part.strip())]
 
     # Where each kind of thing stands in the data folder, in one place so that no two parts disagree.
     @property

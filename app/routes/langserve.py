@@ -161,6 +161,8 @@ class RequestCheck:
             return
         self._services.require_ready()
         body = await read_object(request)
+        if body.get("config", {}) is None:
+            del body["config"]  # of the body as it is kept with the request, so that LangServe does not see it either
         fixed = _configurable(_config_from_hash(request.path_params.get("config_hash", "")), "config")
         if run == "batch":
             self._check_batch(body, fixed)
@@ -188,7 +190,8 @@ class RequestCheck:
         try:
             question = question_of(given)
         except RequestError as error:
-            raise RequestError(error.message.replace("input.input", f"{place}.input"), field=f"{place}.input") from None
+            field = f"{place}.{(error.field or '').partition('.')[2]}"
+            raise RequestError(error.message.replace(error.field or "", field), field=field) from None
         limit = self._services.settings.max_input_chars
         if len(question) > limit:
             raise InputTooLongError(given=len(question), limit=limit, field=f"{place}.input")

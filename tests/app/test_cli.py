@@ -15,7 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from app import __version__, cli
+from app import __version__, cli, preflight
 from app import serve as process
 from app.settings import ALIASES, Settings
 from tests.engine.tiny_models import save_tiny_model
@@ -280,6 +280,21 @@ def test_status_without_a_server_ends_with_1() -> None:
     port = free_port()
     code, rows = status_rows("--port", str(port))
     assert (code, rows["API"]) == (1, f"http://127.0.0.1:{port}  does not answer")
+
+
+def test_status_finds_a_server_by_its_data_folder(health: Health, tmp_path: Path) -> None:
+    there = f"http://127.0.0.1:{health.server_port}  ready"
+    settings = Settings(data=tmp_path / "data", port=health.server_port, min_free_bytes=0)
+    with preflight.take_data_folder(settings):
+        code, rows = status_rows("--data", str(tmp_path / "data"))
+        assert (code, rows["API"]) == (0, there)
+        port = free_port()
+        assert status_rows("--data", str(tmp_path / "data"), "--port", str(port))[1]["API"].startswith(
+            f"http://127.0.0.1:{port} "
+        )
+    # What a server that has ended has left there is not believed.
+    assert status_rows("--data", str(tmp_path / "data"))[1]["API"] != there
+    assert preflight.running_address(tmp_path / "nothing") == {}
 
 
 def test_status_does_not_ask_a_proxy(health: Health, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,7 +260,33 @@ def test_an_input_that_is_no_question_is_422(server, run, given):
     assert "input" in response.json()["error"]["field"]
 
 
-@pytest.mark.parametrize("given", [None, 7, "x", {"configurable": None}, {"configurable": "x"}])
+def test_a_session_of_another_type_is_told_to_be_text(server):
+    for given, shown in ((7, "not 7"), ([1], "not [1]"), (True, "not true")):
+        error = server.post("/chat/invoke", question("hi", given)).json()["error"]
+        assert error["field"] == "config.configurable.session_id"
+        assert f"must be a text, {shown}" in error["message"]
+
+
+@pytest.mark.parametrize("run", RUN_ROUTES)
+def test_a_key_beside_the_question_is_refused_by_name(server, run):
+    body = body_for(run, "hi", config("s"))
+    given = body["inputs"][0] if run == "batch" else body["input"]
+    given["history"] = []
+    response = server.post(f"/chat/{run}", body)
+    error = response.json()["error"]
+    assert (response.status_code, error["field"]) == (422, "inputs[0].history" if run == "batch" else "input.history")
+    assert error["field"] in error["message"]
+
+
+def test_a_config_of_null_is_no_config(server):
+    for run in RUN_ROUTES:
+        body = {"input": {"input": "hi"}, "inputs": [{"input": "hi"}], "config": None}
+        assert server.post(f"/llm/{run}", body).status_code == 200
+        error = server.post(f"/chat/{run}", body).json()["error"]
+        assert error["code"] == "missing_session_id"
+
+
+@pytest.mark.parametrize("given", [7, "x", {"configurable": None}, {"configurable": "x"}])
 def test_a_config_that_is_no_object_is_422(server, given):
     for path in ("/chat/invoke", "/llm/invoke"):
         response = server.post(path, {"input": {"input": "hi"}, "config": given})
