@@ -32,6 +32,8 @@ from app.routes.faults import Fault, dump
 from app.services import Services
 
 MAX_SESSION_ID_CHARS = 256
+# What a client may say about its run, for traces and events; of the config, these and `configurable` are honoured.
+LABELS = ("tags", "metadata")
 END = "event: end\r\n\r\n"
 Endpoint = Callable[[Request, str], Coroutine[Any, Any, Response]]
 
@@ -49,7 +51,7 @@ def create_router(services: Services) -> APIRouter:
 def _mount(router: APIRouter, runnable: "Served", path: str, check: "RequestCheck") -> None:
     options: dict[str, Any] = {
         "path": path,
-        "config_keys": ("configurable",),
+        "config_keys": ("configurable", *LABELS),
         "per_req_config_modifier": _fix_user,
         "serializer": Serializer(),
     }
@@ -198,6 +200,7 @@ class RequestCheck:
 
     def _check_config(self, config: Any, fixed: Mapping[str, Any], place: str) -> None:
         configurable = {**fixed, **_configurable(config, place)}
+        _check_labels(config, place)
         if not self._needs_session:
             return
         if len(session_of(configurable)) > MAX_SESSION_ID_CHARS:
@@ -212,6 +215,14 @@ def _configurable(config: Any, place: str) -> dict[str, Any]:
     if not isinstance(configurable, dict):
         raise RequestError(f'{place} must be an object such as {{"configurable": {{…}}}}', field=place)
     return configurable
+
+
+def _check_labels(config: Mapping[str, Any], place: str) -> None:
+    tags, metadata = (config.get(name) for name in LABELS)
+    if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
+        raise RequestError(f"{place}.tags must be a list of texts", field=f"{place}.tags")
+    if metadata is not None and not isinstance(metadata, dict):
+        raise RequestError(f"{place}.metadata must be an object", field=f"{place}.metadata")
 
 
 async def read_object(request: Request) -> dict[str, Any]:
