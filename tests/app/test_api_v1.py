@@ -261,7 +261,8 @@ def test_the_openapi_document_has_every_route_of_ours(server):
     paths = server.client.get("/openapi.json").json()["paths"]
     ours = {path for path in paths if re.match(r"/(v1|api|metrics)", path)}
     assert ours == {
-        "/v1/chat/completions", "/v1/models", "/v1/models/{model}", "/v1/health/live", "/v1/health/ready", "/metrics",
+        "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/models/{model}",
+        "/v1/health/live", "/v1/health/ready", "/v1/metadata", "/v1/version", "/metrics",
         "/api/v1/documents", "/api/v1/documents/{document_id}", "/api/v1/conversations",
         "/api/v1/conversations/{session_id}", "/api/v1/conversations/{session_id}/turns/{index}",
     }  # fmt: skip

@@ -109,5 +109,4 @@ def test_an_over_long_conversation_on_v1_says_the_numbers_and_ragstone_rag_goes_
     (request,) = engine.requests
     sent = [message["content"] for message in request["messages"]]
     assert (sent[0], sent[-1].endswith(TTFT)) == ("Be brief.", True)
-    assert sent[-2] == turns[-1]["content"]
     assert len(sent) < len(messages)
