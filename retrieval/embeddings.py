@@ -6,22 +6,35 @@ Which folder a model's name stands for is decided elsewhere; this module takes t
 import hashlib
 import json
 import logging
+import re
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 from langchain_core.embeddings import Embeddings
 from tokenizers import Tokenizer
 
 from retrieval.bert_encoder import BertEncoder
 from retrieval.errors import EmbedderError, InvalidVectorError
+from retrieval.openvino_encoder import OpenVinoEncoder
 
 Vectors = npt.NDArray[np.float32]
 
 _log = logging.getLogger(__name__)
+# Of bert-base-uncased, which most English embedding models are made from.
+_ENGLISH_BERT_VOCABULARY = 30522
+_E5 = re.compile(r"(?<![a-z0-9])e5-")
+_BGE_ENGLISH = re.compile(r"bge-(?:small|base|large)-en")
+# Whoever has embedded so many texts will embed more, and seconds of compiling the model pay.
+_MANY = 512
+_EVERY_LANGUAGE = frozenset({"multilingual", "mul", "multi"})
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -29,7 +42,8 @@ class PassageEmbedder(Protocol):
     """What the store needs of an embedder. Vectors are float32 and of length one.
 
     `fingerprint` tells two sets of vectors apart that must not be mixed; `name` is for people. `max_tokens` is how
-    much text one vector can stand for, in what `count_tokens` counts.
+    much text one vector can stand for, in what `count_tokens` counts. `languages` are the ISO 639 codes of those that
+    the model was trained on, None where that is every one, or unknown: in others its vectors say little.
     """
 
     @property
@@ -40,6 +54,8 @@ class PassageEmbedder(Protocol):
     def dimension(self) -> int: ...
     @property
     def max_tokens(self) -> int: ...
+    @property
+    def languages(self) -> frozenset[str] | None: ...
     def count_tokens(self, text: str) -> int: ...
     def embed_passages(self, texts: Sequence[str]) -> Vectors: ...
     def embed_query(self, text: str) -> Vectors: ...
@@ -64,6 +80,8 @@ class Embedder:
         self._device = device
         self._batch_size = batch_size
         self._model: Encoder | None = None
+        self._compiled: Encoder | None = None
+        self._num_embedded = 0
         self._lock = threading.Lock()
         config = self._read_json("config.json")
         window = self._read_json("sentence_bert_config.json", {}).get("max_seq_length")
@@ -81,7 +99,12 @@ class Embedder:
             raise EmbedderError(f"cannot read {self._path / 'tokenizer.json'}: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._num_special = len(self._tokenizer.encode("").ids)
+        self._query_prefix, self._passage_prefix = _prefixes(
+            self._read_json("config_sentence_transformers.json", {}).get("prompts") or {},
+            f"{self._path.resolve().name} {config.get('_name_or_path', '')}".lower(),
+        )
+        self._num_added = len(self._tokenizer.encode(self._passage_prefix).ids)
+        self._queries = _Gathered(lambda texts: self._embed(texts, self._query_prefix))
         self._fingerprint: str | None = None
 
     @property
@@ -95,18 +118,28 @@ class Embedder:
 
     @property
     def max_tokens(self) -> int:
-        """How many tokens of a text the model reads, its special tokens not counted."""
-        return self._window - self._num_special
+        """How many tokens of a text the model reads, its prefix and special tokens not counted."""
+        return self._window - self._num_added
+
+    @cached_property
+    def languages(self) -> frozenset[str] | None:
+        """The languages that the model's card names, or English where its vocabulary is that of the English BERT."""
+        named = _languages_of_card(self._path / "README.md")
+        if not named and self._tokenizer.get_vocab_size() == _ENGLISH_BERT_VOCABULARY:
+            return frozenset({"en"})
+        return named if named and not named & _EVERY_LANGUAGE else None
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over the weights and the pooling: the same for a copy of the folder under another name."""
+        """SHA-256 over weights, pooling and prefixes: the same for a copy of the folder under another name."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
             for path in (*self._weight_files(), self._path / "modules.json", self._path / "1_Pooling" / "config.json"):
                 if path.is_file():
                     with path.open("rb") as file:
                         digest.update(hashlib.file_digest(file, "sha256").digest())
+            if self._query_prefix or self._passage_prefix:
+                digest.update(json.dumps([self._query_prefix, self._passage_prefix]).encode())
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
@@ -121,17 +154,23 @@ class Embedder:
 
     def embed_passages(self, texts: Sequence[str]) -> Vectors:
         """Vectors [len(texts), dimension]. Texts longer than the window are cut to it."""
-        if not texts:
-            return np.zeros((0, self._dimension), dtype=np.float32)
-        cleaned = [encodable(text) for text in texts]
-        with self._lock:
-            vectors = self._loaded().encode(cleaned, self._batch_size)
-        return unit_vectors(vectors, self._dimension)
+        return self._embed(texts, self._passage_prefix)
 
     def embed_query(self, text: str) -> Vectors:
-        """The vector [dimension] of one query."""
-        vector: Vectors = self.embed_passages([text])[0]
-        return vector
+        """The vector [dimension] of one query. Queries that come while the model is at work are embedded together."""
+        return self._queries.embed(text)
+
+    def _embed(self, texts: Sequence[str], prefix: str) -> Vectors:
+        if not texts:
+            return np.zeros((0, self._dimension), dtype=np.float32)
+        cleaned = [prefix + encodable(text) for text in texts]
+        with self._lock:
+            model = self._loaded()
+            self._num_embedded += len(texts)
+            if self._num_embedded >= _MANY and len(texts) > 1:
+                model = self._for_many(model)
+            vectors = model.encode(cleaned, self._batch_size)
+        return unit_vectors(vectors, self._dimension)
 
     def as_langchain(self) -> Embeddings:
         """The same embedder as a LangChain `Embeddings`."""
@@ -149,6 +188,20 @@ class Embedder:
             )
         return self._model
 
+    def _for_many(self, model: Encoder) -> Encoder:
+        """What embeds many texts soonest: the model compiled by OpenVINO, where that is installed, on a CPU."""
+        if self._compiled is None:
+            self._compiled = model
+            if isinstance(model, BertEncoder) and model.device.type == "cpu":
+                try:
+                    self._compiled = OpenVinoEncoder(model)
+                    _log.info("embedding model compiled by OpenVINO: name=%s", self.name)
+                except ImportError:
+                    pass  # optional
+                except RuntimeError as error:  # an operation or a CPU that it does not know
+                    _log.warning("OpenVINO cannot compile the embedding model %s: %s", self.name, error)
+        return self._compiled
+
     def _weight_files(self) -> list[Path]:
         return sorted(path for pattern in _WEIGHTS for path in self._path.glob(pattern))
 
@@ -163,6 +216,34 @@ class Embedder:
                 f"{self._path} is not a sentence-transformers model: cannot read {name} ({error})"
             ) from error
         return content
+
+
+class _Gathered:
+    """Embeds single texts of many threads in batches: who gets the lock embeds all that wait, its own among them."""
+
+    def __init__(self, embed: Callable[[Sequence[str]], Vectors]) -> None:
+        self._embed = embed
+        self._waiting: deque[tuple[str, Future[Vectors]]] = deque()
+        self._at_work = threading.Lock()
+
+    def embed(self, text: str) -> Vectors:
+        own: Future[Vectors] = Future()
+        self._waiting.append((text, own))
+        with self._at_work:
+            if not own.done():
+                # Only the thread at work takes from the queue, so it can see how many there are.
+                self._answer([self._waiting.popleft() for _ in range(len(self._waiting))])
+        return own.result()
+
+    def _answer(self, batch: Sequence[tuple[str, "Future[Vectors]"]]) -> None:
+        try:
+            vectors = self._embed([text for text, _ in batch])
+        except BaseException as error:
+            for _, future in batch:
+                future.set_exception(error)
+            return
+        for (_, future), vector in zip(batch, vectors, strict=True):
+            future.set_result(vector)
 
 
 class _SentenceTransformerEncoder:
@@ -202,6 +283,7 @@ class _SentenceTransformerEncoder:
             convert_to_numpy=True,
             normalize_embeddings=True,
             show_progress_bar=False,
+            prompt="",  # the prefix stands in the text already
         )
         return vectors
 
@@ -231,6 +313,11 @@ class LangChainEmbedder:
     @property
     def dimension(self) -> int:
         return self._dimension
+
+    @property
+    def languages(self) -> frozenset[str] | None:
+        """Unknown: LangChain's interface does not tell."""
+        return None
 
     @property
     def max_tokens(self) -> int:
@@ -289,6 +376,33 @@ def check_vectors(vectors: Vectors, dimension: int) -> None:
             f"vector {int(bad[0])} holds NaN or infinity ({bad.size} of {len(vectors)} do): "
             "the embedding model is broken or its input is not text"
         )
+
+
+def _languages_of_card(path: Path) -> frozenset[str]:
+    """What the header of a model card names as its languages; empty where it names none."""
+    try:
+        header = path.read_text(encoding="utf-8", errors="replace").split("---", 2)
+        named = yaml.safe_load(header[1]).get("language") if len(header) == 3 and not header[0].strip() else None
+    except (OSError, yaml.YAMLError, AttributeError):
+        return frozenset()
+    codes = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    return frozenset(str(code).split("-")[0].lower() for code in codes)
+
+
+def _prefixes(prompts: Mapping[str, str], names: str) -> tuple[str, str]:
+    """What stands before a query and before a passage: as the model's folder says, else as its family is known to ask.
+
+    Sources: the model cards of intfloat/e5 and BAAI/bge (the English v1.5 ones).
+    """
+    query = prompts.get("query", "")
+    passage = prompts.get("passage") or prompts.get("document") or ""
+    if query or passage:
+        return query, passage
+    if _E5.search(names) and "instruct" not in names:
+        return "query: ", "passage: "
+    if _BGE_ENGLISH.search(names):
+        return "Represent this sentence for searching relevant passages: ", ""
+    return "", ""
 
 
 def encodable(text: str) -> str:

@@ -79,6 +79,12 @@ class EmbedderError(RetrievalError):
     code = "embedder_unavailable"
 
 
+class RerankerError(RetrievalError):
+    """The reranker's model cannot be loaded, or its server does not answer."""
+
+    code = "reranker_unavailable"
+
+
 class StoreError(RetrievalError):
     """Base of what can be wrong with the store on disk."""
 

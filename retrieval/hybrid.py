@@ -1,36 +1,103 @@
-"""One search over both indexes: nearest vectors and best keyword matches of every form of the query, fused."""
+"""One search over both indexes: nearest vectors and best keyword matches of every form of the query, fused.
 
+Each leg weighs as much as it can know. A vector says little of a text in a language that its model was not trained on,
+and nothing of the part of a text that the model did not read. Words say little where no text has what is asked for in
+these words. The share that a leg knows counts by its square root: half of a text, or of a question, tells more than
+half of what it is about.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from retrieval.embeddings import Vectors
-from retrieval.fusion import Scores, best, fuse
-from retrieval.keyword_index import KeywordIndex
+import numpy as np
+import numpy.typing as npt
+
+from retrieval.embeddings import PassageEmbedder, Vectors
+from retrieval.fusion import Scores, best, fuse, min_max
+from retrieval.keyword_index import KeywordIndex, TextFacts
+from retrieval.language import foreign, language_of, uses_latin_letters
 from retrieval.vector_index import AnyVectorIndex, Mask
 
 # How far down each list is read before fusing. Below, scaled scores are near 0 and change no order at the top.
 DEPTH = 100
+# How many of the best keyword hits are looked at for the one that covers most of the query.
+_COVERING_HITS = 10
+# What a leg counts that knows nothing: it orders what the other does not tell apart, and changes no other order.
+_LEAST_WEIGHT = 1e-3
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What an embedder's vectors can stand for: texts in these languages (None: any), up to so many tokens."""
+
+    languages: frozenset[str] | None = None
+    max_tokens: int | None = None
+
+    @classmethod
+    def of(cls, embedder: PassageEmbedder) -> "Reach":
+        return cls(embedder.languages, embedder.max_tokens)
 
 
 @dataclass(frozen=True)
 class QueryForm:
-    """One wording of what is asked, with its vector [dimension]."""
+    """One wording of what is asked, with its vector [dimension] and its weight among the wordings."""
 
     text: str
     vector: Vectors
+    weight: float = 1.0
 
 
 def hybrid_search(
-    vectors: AnyVectorIndex, keywords: KeywordIndex, forms: Sequence[QueryForm], k: int, mask: Mask | None = None
+    vectors: AnyVectorIndex,
+    keywords: KeywordIndex,
+    forms: Sequence[QueryForm],
+    k: int,
+    mask: Mask | None = None,
+    reach: Reach = Reach(),
 ) -> list[tuple[int, float]]:
     """The `k` best rows with fused scores in 0..1, best first. Row i means the same chunk in both indexes.
 
-    Both legs weigh the same, and so do all forms. `mask` [rows] says which rows may be found; as the vector leg ranks
-    every one of them, k hits come whenever k rows are allowed.
+    Where both legs know all that is to be known, they weigh the same. `mask` [rows] says which rows may be
+    found; as the vector leg ranks every one of them, k hits come whenever k rows are allowed.
     """
     depth = max(k, DEPTH)
     lists: list[Scores] = []
+    weights: list[float] = []
     for form in forms:
-        for rows, scores in (vectors.search(form.vector, depth, mask), keywords.search(form.text, depth, mask)):
-            lists.append(dict(zip(rows.tolist(), scores.tolist(), strict=True)))
-    return best(fuse(lists), k)
+        by_meaning = _scores(*vectors.search(form.vector, depth, mask))
+        by_words = _scores(*keywords.search(form.text, depth, mask))
+        lists += [by_meaning, by_words]
+        shares = vector_share(form.text, by_meaning, keywords.facts, reach), word_share(form.text, by_words, keywords)
+        weights += [form.weight * max(_LEAST_WEIGHT, share) for share in shares]
+    return best(fuse(lists, weights), k)
+
+
+def vector_share(query: str, found: Scores, facts: TextFacts, reach: Reach) -> float:
+    """How much vectors can know of what they found, from 0 to 1.
+
+    The mean over the rows, each by its scaled score: 0 for one in another language than the model's, for one longer
+    than its window the square root of the share that it read. For a query in letters that the model cannot read it is
+    0; one in Latin letters is too short to tell its language by, and the rows that it finds tell it.
+    """
+    if not found:
+        return 0.0
+    if reach.languages is not None and not uses_latin_letters(query) and language_of(query) not in reach.languages:
+        return 0.0
+    rows = np.fromiter(found, dtype=np.int64)
+    known = np.ones(len(rows))
+    if reach.max_tokens is not None:
+        known = np.sqrt(np.minimum(1, reach.max_tokens / np.maximum(1, facts.sizes[rows])))
+    if reach.languages is not None:
+        known = np.where(foreign(facts.languages[rows], reach.languages), 0, known)
+    return float(np.average(known, weights=np.fromiter(min_max(found).values(), dtype=np.float64)))
+
+
+def word_share(query: str, found: Scores, keywords: KeywordIndex) -> float:
+    """How much words can know of what is asked, from 0 to 1: the square root of the share that a good hit covers."""
+    return math.sqrt(keywords.coverage(query, islice(found, _COVERING_HITS)))
+
+
+def _scores(rows: npt.NDArray[np.int64], scores: Vectors) -> Scores:
+    return dict(zip(rows.tolist(), scores.tolist(), strict=True))

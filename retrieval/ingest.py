@@ -194,6 +194,7 @@ class Ingestor:
         while True:
             self._embed_missing(by_digest, embedded)
             with self._catalog.writing() as writer:
+                self._catalog.require_embedder(writer, self._embedder)
                 # Another writer may have deleted the last other user of a vector since.
                 if len(writer.stored_vectors(list(by_digest))) < len(by_digest):
                     continue
@@ -217,6 +218,7 @@ class Ingestor:
             vectors = self._embedder.embed_passages([text for _, text in batch]).astype("<f4")
             rows = {digest: vector.tobytes() for (digest, _), vector in zip(batch, vectors, strict=True)}
             with self._catalog.writing() as writer:
+                self._catalog.require_embedder(writer, self._embedder)
                 writer.add_vectors(rows)
             if embedded is not None:
                 embedded(start + len(batch), len(missing))

@@ -7,14 +7,17 @@ cut into terms again. On disk: .npy and JSON, never pickle.
 import json
 import logging
 import math
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import bm25s
 import numpy as np
 import numpy.typing as npt
 
-from retrieval.words import terms
+from retrieval.language import Languages, languages_of
+from retrieval.words import UNSPACED, terms
 
 # bm25s sets its own logger to DEBUG, whatever the program asks for.
 logging.getLogger("bm25s").setLevel(logging.WARNING)
@@ -22,14 +25,47 @@ logging.getLogger("bm25s").setLevel(logging.WARNING)
 K1 = 1.5
 B = 0.75
 
+_PIECE = re.compile(rf"[{UNSPACED}]|[^\W\d_]+|\d+|[^\w\s]")
+
 TermIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What is known of each row's text besides its terms: its language and its size in pieces, both [n].
+
+    Pieces are words, figures, punctuation marks and characters of unspaced scripts. A tokenizer makes about a token of
+    each or more, so that a text of more pieces than a model reads tokens is cut. A table has many for its length.
+    """
+
+    languages: Languages
+    sizes: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> "TextFacts":
+        return cls(languages_of(texts), np.array([len(_PIECE.findall(text)) for text in texts], dtype=np.int32))
+
+    def updated(self, kept_rows: npt.NDArray[np.int64], new_texts: Sequence[str]) -> "TextFacts":
+        new = TextFacts.of(new_texts)
+        return TextFacts(
+            np.concatenate([self.languages[kept_rows], new.languages]),
+            np.concatenate([self.sizes[kept_rows], new.sizes]),
+        )
 
 
 class KeywordIndex:
     """`rows` is a term-id array for each chunk, `vocabulary` gives the ids. Build one with `build` or `updated`."""
 
-    def __init__(self, rows: Sequence[TermIds], vocabulary: dict[str, int], scorer: bm25s.BM25 | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[TermIds],
+        vocabulary: dict[str, int],
+        facts: TextFacts,
+        scorer: bm25s.BM25 | None = None,
+    ) -> None:
+        assert len(rows) == len(facts.languages) == len(facts.sizes), "a row is the same text everywhere"
+        self.facts = facts
         self._rows = list(rows)
         self._vocabulary = vocabulary
         # Without a single term there is nothing to score, and bm25s would divide by an average length of zero.
@@ -37,7 +73,7 @@ class KeywordIndex:
 
     @classmethod
     def build(cls, texts: Sequence[str]) -> "KeywordIndex":
-        return cls((), {}).updated(np.zeros(0, dtype=np.int64), texts)
+        return cls((), {}, TextFacts.of(())).updated(np.zeros(0, dtype=np.int64), texts)
 
     def updated(self, kept_rows: npt.NDArray[np.int64], new_texts: Sequence[str]) -> "KeywordIndex":
         """A new index of the kept rows, in that order, and then the new texts."""
@@ -49,14 +85,14 @@ class KeywordIndex:
         vocabulary = dict(self._vocabulary)
         rows = [self._rows[row] for row in kept_rows]
         rows += [_term_ids(terms(text), vocabulary) for text in new_texts]
-        return KeywordIndex(rows, vocabulary)
+        return KeywordIndex(rows, vocabulary, self.facts.updated(kept_rows, new_texts))
 
     def _restarted(self, kept_rows: npt.NDArray[np.int64], new_texts: Sequence[str]) -> "KeywordIndex":
         names = list(self._vocabulary)
         vocabulary: dict[str, int] = {}
         rows = [_term_ids([names[term] for term in self._rows[row]], vocabulary) for row in kept_rows]
         rows += [_term_ids(terms(text), vocabulary) for text in new_texts]
-        return KeywordIndex(rows, vocabulary)
+        return KeywordIndex(rows, vocabulary, self.facts.updated(kept_rows, new_texts))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -104,12 +140,24 @@ class KeywordIndex:
 
         return {term: weight(term) for term in wanted}
 
+    def coverage(self, query: str, rows: Iterable[int]) -> float:
+        """The largest share of the query's terms that one of the rows has, each weighed by `term_weights`; from 0 to 1.
+
+        Terms that no row of the index has count, as what is asked of them is surely not found by words.
+        """
+        weights = self.term_weights(frozenset(terms(query)))
+        by_id = {self._vocabulary[term]: weight for term, weight in weights.items() if term in self._vocabulary}
+        found = (sum(by_id[term] for term in by_id.keys() & set(self._rows[row].tolist())) for row in rows)
+        return max(found, default=0.0) / sum(weights.values()) if by_id else 0.0
+
     def save(self, folder: Path) -> None:
         """Writes the index into an existing folder."""
         lengths = np.array([len(row) for row in self._rows], dtype=np.int64)
         flat = np.concatenate(self._rows) if self._rows else np.zeros(0, dtype=np.int32)
         np.save(folder / "terms.npy", flat.astype(np.int32), allow_pickle=False)
         np.save(folder / "lengths.npy", lengths, allow_pickle=False)
+        np.save(folder / "languages.npy", self.facts.languages, allow_pickle=False)
+        np.save(folder / "sizes.npy", self.facts.sizes, allow_pickle=False)
         (folder / "vocabulary.json").write_text(json.dumps(list(self._vocabulary), ensure_ascii=True), encoding="ascii")
         if self._scorer is not None:
             self._scorer.save(folder / "bm25", show_progress=False)
@@ -121,6 +169,9 @@ class KeywordIndex:
         lengths = np.load(folder / "lengths.npy", allow_pickle=False)
         if int(lengths.sum()) != len(flat):
             raise ValueError(f"{folder}: {len(flat)} terms, {int(lengths.sum())} expected")
+        facts = TextFacts(
+            np.load(folder / "languages.npy", allow_pickle=False), np.load(folder / "sizes.npy", allow_pickle=False)
+        )
         rows = np.split(flat, np.cumsum(lengths)[:-1]) if len(lengths) else []
         names = json.loads((folder / "vocabulary.json").read_text(encoding="ascii"))
         vocabulary = {name: index for index, name in enumerate(names)}
@@ -129,7 +180,7 @@ class KeywordIndex:
             scorer = bm25s.BM25.load(
                 folder / "bm25", load_vocab=False, mmap=False, allow_pickle=False, show_progress=False
             )
-        return cls(rows, vocabulary, scorer)
+        return cls(rows, vocabulary, facts, scorer)
 
 
 def _term_ids(row: Sequence[str], vocabulary: dict[str, int]) -> TermIds:

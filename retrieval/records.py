@@ -1,10 +1,12 @@
 """The values that retrieval hands out: passages, document listings and ingest results. No behaviour."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 Visibility = Literal["private", "shared"]
+Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,22 @@ class Passage:
     text: str
     score: float
     collection: str
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which documents a search may find; all conditions that are given must hold.
+
+    `source` is a pattern as of file names (`*` any characters, `?` one, `[…]` one of these), matched
+    with case. `added_after` and `added_before` bound when the current version went in, both exclusive;
+    times without a zone are UTC. `metadata` gives for each key the one value that it must have, or the values of which
+    it must have one.
+    """
+
+    source: str | None = None
+    added_after: datetime | None = None
+    added_before: datetime | None = None
+    metadata: Mapping[str, Scalar | Sequence[Scalar]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

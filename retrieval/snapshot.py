@@ -38,7 +38,7 @@ from retrieval.vector_index import AnyVectorIndex, IndexOptions, Mask, VectorInd
 
 # Raised when words are cut or texts composed differently, or files hold something else: saved indexes of another format
 # are not used.
-FORMAT = 2
+FORMAT = 3
 # While another process ingests without pause, at most this share of the time goes into new snapshots.
 _REFRESH_SHARE = 0.2
 # A search builds a new snapshot itself where the last one took no longer; else it is built beside the searches.

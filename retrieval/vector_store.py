@@ -192,6 +192,7 @@ class RagstoneVectorStore(VectorStore):
         if k < 1:
             raise InvalidArgumentError("k", f"k is {k}; ask for at least 1 document")
         with self.knowledge_base.catalog.reading() as reader:
+            self.knowledge_base.catalog.require_embedder(reader, self.knowledge_base.embedder)
             snapshot = self.knowledge_base.snapshots.current(reader)
             collection_id = reader.collection_id(self.owner, self.collection)
             if collection_id is None:

@@ -57,7 +57,6 @@ def test_vectors_equal_those_of_sentence_transformers(folder: Path, mode: str) -
         ("config.json", lambda config: {**config, "position_embedding_type": "relative_key"}),
         ("modules.json", lambda modules: [*modules, {"idx": 3, "name": "3", "path": "3", "type": "x.Dense"}]),
         ("1_Pooling/config.json", lambda config: {**config, "pooling_mode_max_tokens": True}),
-        ("config_sentence_transformers.json", lambda config: {**config, "prompts": {"query": "query: "}}),
     ],
 )
 def test_what_it_does_not_recognise_is_left_to_the_library(
@@ -69,7 +68,8 @@ def test_what_it_does_not_recognise_is_left_to_the_library(
 
 def test_the_library_serves_other_models(folder: Path) -> None:
     plain = Embedder(folder).embed_passages(TEXTS[:3])
-    change_json(folder / "config_sentence_transformers.json", lambda config: {**config, "prompts": {"query": "q: "}})
+    change_json(folder / "modules.json", lambda modules: [*modules, {**modules[2], "idx": 3, "name": "3"}])
+    assert BertEncoder.read(folder, window=256, device="cpu") is None
     np.testing.assert_allclose(Embedder(folder).embed_passages(TEXTS[:3]), plain, atol=2e-5)
 
 

@@ -108,3 +108,48 @@ def test_unit_vectors_refuse_what_is_not_a_vector() -> None:
         unit_vectors([[float("nan"), 1.0]], 2)
     with pytest.raises(InvalidVectorError, match=r"\[1, 3\]"):
         unit_vectors([[1.0, 2.0, 3.0]], 2)
+
+
+def test_an_embedder_says_which_languages_it_knows(embedder: Embedder, tmp_path: Path) -> None:
+    assert embedder.languages == {"en"}  # from the model's card
+    folder = tmp_path / "model"
+    shutil.copytree(embedder._path, folder)
+    card = folder / "README.md"
+    card.unlink()
+    assert Embedder(folder).languages == {"en"}  # from its vocabulary
+    card.write_text("---\nlanguage:\n- de\n- en\n---\n# Model\n")
+    assert Embedder(folder).languages == {"de", "en"}
+    card.write_text("---\nlanguage: multilingual\n---\n")
+    assert Embedder(folder).languages is None
+    assert LangChainEmbedder(DeterministicFakeEmbedding(size=8)).languages is None
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "query", "passage"),
+    [
+        ("model", {"prompts": {"query": "ask: ", "document": "text: "}}, "ask: cats", "text: cats"),
+        ("multilingual-e5-small", {}, "query: cats", "passage: cats"),
+        ("multilingual-e5-small", {"prompts": {"query": "q: ", "passage": "p: "}}, "q: cats", "p: cats"),
+        ("bge-small-en-v1.5", {}, "Represent this sentence for searching relevant passages: cats", "cats"),
+        ("model", {}, "cats", "cats"),
+    ],
+)
+def test_prefixes_are_those_of_the_model(
+    embedding_model_path: Path, tmp_path: Path, name: str, config: dict, query: str, passage: str
+) -> None:
+    folder = tmp_path / name
+    shutil.copytree(embedding_model_path, folder)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    plain, prefixed = Embedder(embedding_model_path), Embedder(folder)
+    np.testing.assert_allclose(prefixed.embed_query("cats"), plain.embed_query(query), atol=1e-6)
+    np.testing.assert_allclose(prefixed.embed_passages(["cats"])[0], plain.embed_query(passage), atol=1e-6)
+    # Vectors made with a prefix are not those made without it.
+    assert (prefixed.fingerprint == plain.fingerprint) == (query == passage == "cats")
+
+
+def test_queries_of_many_threads_are_embedded_together(embedder: Embedder) -> None:
+    embedder.load()
+    texts = [f"What is {number} plus {number}?" for number in range(24)]
+    with ThreadPoolExecutor(24) as pool:
+        together = list(pool.map(embedder.embed_query, texts))
+    np.testing.assert_allclose(together, embedder.embed_passages(texts), atol=2e-5)

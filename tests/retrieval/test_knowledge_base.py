@@ -1,9 +1,11 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from retrieval import KnowledgeBase, Passage
+from retrieval import Filter, KnowledgeBase, Passage
 from retrieval.errors import InvalidArgumentError
+from retrieval.vector_store import RagstoneVectorStore
 from tests.retrieval.word_embedder import WordEmbedder
 
 PAGE = """# Caches
@@ -159,3 +161,62 @@ def test_stats_give_the_numbers_of_a_status_page(filled: KnowledgeBase) -> None:
         "folder": str(filled.folder),
     }
     assert size > 10_000
+
+
+def test_filters_leave_k_hits_whenever_k_are_allowed(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
+    (tmp_path / "hr").mkdir()
+    for number in range(30):
+        (tmp_path / f"page{number}.md").write_text("# Leave\n\nAnnual leave, annual leave, annual leave.")
+        knowledge_base.ingest_file(tmp_path / f"page{number}.md", name=f"page{number}.md")
+    for name in ("rules.md", "forms.md"):
+        (tmp_path / "hr" / name).write_text("# Else\n\nNothing that is asked for.")
+    knowledge_base.ingest_paths([tmp_path / "hr"], relative_to=tmp_path)
+
+    def sources(where: Filter) -> list[str]:
+        return sorted(passage.source for passage in knowledge_base.search("annual leave", 2, where=where))
+
+    added = {document.source: document.added_at for document in knowledge_base.documents()}
+    assert sources(Filter(source="hr/*")) == ["hr/forms.md", "hr/rules.md"]
+    assert sources(Filter(source="hr/r*")) == ["hr/rules.md"]
+    assert sources(Filter(added_after=added["page29.md"])) == ["hr/forms.md", "hr/rules.md"]
+    assert sources(Filter(added_before=added["page1.md"].replace(tzinfo=None))) == ["page0.md"]
+    assert sources(Filter(source="hr/*", added_before=added["page1.md"])) == []
+
+
+def test_metadata_filters(knowledge_base: KnowledgeBase) -> None:
+    store = RagstoneVectorStore(knowledge_base)
+    metadata = [{"year": 2024, "team": "a"}, {"year": 2025, "team": "a"}, {"year": 2025, "team": "b"}, {}]
+    store.add_texts(["one", "two", "three", "four"], metadata)
+
+    def texts(**wanted: Any) -> list[str]:
+        found = knowledge_base.search("one two three four", 4, where=Filter(metadata=wanted))
+        return sorted(passage.text for passage in found)
+
+    assert texts(year=2025) == ["three", "two"]
+    assert texts(year=2025, team="b") == ["three"]
+    assert texts(year=[2024, 2025], team=["a"]) == ["one", "two"]
+    assert texts(year="2025") == []
+    assert texts(colour=None) == []
+
+
+def test_another_embedding_model_is_offered_where_most_documents_are_foreign_to_it(tmp_path: Path) -> None:
+    embedder = WordEmbedder()
+    embedder.languages = frozenset({"en"})
+    pages = [
+        "年假须提前两周申请，并由主管批准。",
+        "笔记本电脑在最后一天归还给公司。",
+        "Leave is asked for two weeks ahead of the time.",
+    ]
+    with KnowledgeBase.open(tmp_path / "store", embedder) as knowledge_base:
+        assert knowledge_base.advice() is None
+        for number, page in reversed(list(enumerate(pages))):
+            (tmp_path / f"{number}.md").write_text(page)
+            knowledge_base.ingest_file(tmp_path / f"{number}.md")
+            assert (knowledge_base.advice() is None) == (number > 0)
+        advice = knowledge_base.advice()
+        assert advice is not None
+        assert advice.startswith(
+            "2 of 3 chunks are in languages that the embedding model words does not know (most in zh)"
+        )
+        embedder.languages = None
+        assert knowledge_base.advice() is None

@@ -16,6 +16,7 @@ class WordEmbedder:
         self.fingerprint = f"{name}-{dimension}"
         self.dimension = dimension
         self.max_tokens = 254
+        self.languages: frozenset[str] | None = None
         self.calls = 0
 
     def count_tokens(self, text: str) -> int:

@@ -1,0 +1,74 @@
+"""Which language a text is in, as far as search needs to know: to tell what an embedding model was trained on.
+
+py3langid (a naive Bayes model over byte n-grams; Lui & Baldwin 2012) names it, and only where the text leaves it little
+doubt: names, figures and code are in no language, and two words could be in many.
+"""
+
+import re
+import threading
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+UNKNOWN = "und"
+"""The code for a text whose language cannot be told (ISO 639-3)."""
+
+Languages = npt.NDArray[np.str_]
+
+# So much of a text is looked at: languages are told apart by a few lines of it.
+_SAMPLE_CHARS = 400
+# Below, the model's first guess is often wrong: on short questions, on rows of figures, on names.
+_LEAST_PROBABILITY = 0.7
+_LETTER = re.compile(r"[^\W\d_]")
+_LATIN = re.compile(r"[A-Za-z\u00aa-\u024f\u1e00-\u1eff\uff21-\uff5a]")
+# How many letters it takes in a script that many languages share. Others tell by a few.
+_LEAST_LATIN_LETTERS = 40
+# Written forms of one language that a model of it reads as well.
+_SAME = {"wuu": "zh", "yue": "zh", "lzh": "zh", "pcm": "en", "sco": "en", "nb": "no", "nn": "no"}
+_loading = threading.Lock()
+
+
+def language_of(text: str) -> str:
+    """The ISO 639 code of the language of `text`, or `UNKNOWN`."""
+    sample = text[:_SAMPLE_CHARS]
+    letters = _LETTER.findall(sample)
+    latin = sum(1 for letter in letters if _LATIN.match(letter))
+    if not letters or (2 * latin >= len(letters) and latin < _LEAST_LATIN_LETTERS):
+        return UNKNOWN
+    code: str
+    code, probability = _identifier().classify(sample)
+    if probability < _LEAST_PROBABILITY and 2 * latin >= len(letters):
+        return UNKNOWN
+    return _SAME.get(code, code)
+
+
+def languages_of(texts: Sequence[str]) -> Languages:
+    """`language_of` each text [n]."""
+    return np.array([language_of(text) for text in texts], dtype="<U8")
+
+
+def uses_latin_letters(text: str) -> bool:
+    """Whether most letters of `text` are Latin; also where there are none."""
+    letters = _LETTER.findall(text)
+    return 2 * sum(1 for letter in letters if _LATIN.match(letter)) >= len(letters)
+
+
+def foreign(languages: Languages, known: Collection[str]) -> npt.NDArray[np.bool_]:
+    """Which texts [n] are in a language that is none of `known`. One that cannot be told is not foreign."""
+    mask: npt.NDArray[np.bool_] = ~np.isin(languages, [UNKNOWN, *known])
+    return mask
+
+
+def _identifier() -> Any:
+    with _loading:  # a second of reading, which no two threads should do at once
+        return _loaded()
+
+
+@cache
+def _loaded() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -1,0 +1,49 @@
+"""The plain BERT encoder compiled by OpenVINO, for embedding many texts on a CPU: the same vectors, in less time.
+
+Optional (`pip install openvino`). Compiling takes seconds, so single queries stay with torch. Where the CPU computes in
+bfloat16, OpenVINO does; vectors then agree to a cosine of 0.9999.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from retrieval.bert_encoder import BertEncoder
+
+
+class OpenVinoEncoder:
+    """A `BertEncoder` whose forward pass runs in OpenVINO. Raises ImportError where that is not installed."""
+
+    def __init__(self, encoder: BertEncoder) -> None:
+        import openvino
+
+        example = (torch.ones(2, 8, dtype=torch.long), torch.tensor([8, 5]))
+        with torch.no_grad():
+            graph = openvino.convert_model(_Forward(encoder), example_input=example)
+        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
+        self._compiled: Any = openvino.Core().compile_model(graph, "CPU", options)
+        self._encoder = encoder
+
+    @property
+    def device(self) -> str:
+        return "cpu (OpenVINO)"
+
+    def encode(self, texts: Sequence[str], batch_size: int) -> Any:
+        """Pooled vectors [len(texts), hidden], not scaled. Texts beyond the window are cut to it."""
+        return self._encoder.encode(texts, batch_size, self._pooled)
+
+    def _pooled(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return torch.from_numpy(self._compiled((ids.numpy(), lengths.numpy()))[0])
+
+
+class _Forward(torch.nn.Module):
+    """What OpenVINO traces."""
+
+    def __init__(self, encoder: BertEncoder) -> None:
+        super().__init__()
+        self._encoder = encoder
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        return self._encoder.pooled(ids, lengths, masked=True)
