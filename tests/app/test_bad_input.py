@@ -1,6 +1,7 @@
 """Fields of /v1/chat/completions that are wrong: 400 naming the field, whole or streamed, and the server goes on."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -72,9 +73,7 @@ def test_a_bad_value_is_400_and_names_its_field(server: RunningServer, field: st
         response = post(server, field, value, stream=stream, **more)
         error = response.json()["error"]
         assert response.status_code == 400, error
-        # The engine's name for either of OpenAI's names.
-        names = {"max_completion_tokens": ("max_tokens",), "top_logprobs": ("logprobs",)}.get(field, ())
-        assert error["param"].split(".")[0] in (field, *names), error
+        assert re.split(r"[.\[]", error["param"])[0] == field, error
         assert error["type"] == "invalid_request_error"
         assert len(error["message"]) < 500
 

@@ -14,7 +14,10 @@ LONG = "Tell me more about this. " * 400  # some 2,400 tokens: many steps of 256
 ROUTES = {
     "/chat/stream": lambda text, session: question(text, session, retrieval=False),
     "/chat/invoke": lambda text, session: question(text, session, retrieval=False),
-    "/chat/batch": lambda text, session: {"inputs": [{"input": text}], "config": question(text, session)["config"]},
+    "/chat/batch": lambda text, session: {
+        "inputs": [{"input": text}],
+        "config": question(text, session, retrieval=False)["config"],
+    },
     "/chat/stream_log": lambda text, session: question(text, session, retrieval=False),
     "/chat/stream_events": lambda text, session: question(text, session, retrieval=False),
     "/llm/stream": lambda text, session: question(text, None),
