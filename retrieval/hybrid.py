@@ -25,7 +25,7 @@ DEPTH = 100
 # How many of the best keyword hits are looked at for the one that covers most of the query.
 _COVERING_HITS = 10
 # What a leg counts that knows nothing: it orders what the other does not tell apart, and changes no other order.
-_LEAST_WEIGHT = 1e-3
+_LEAST_WEIGHT = 1e-6
 
 
 @dataclass(frozen=True)
