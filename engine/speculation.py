@@ -22,6 +22,11 @@ LONGEST_MATCH = 8
 LEAST_GAIN = 1.03
 # Steps after which a time or a refusal is too old to be believed without another try.
 STALE_STEPS = 96
+# What drafts may cost a request, in plain steps: before it has gained any, for each token that it has, and how much of
+# what earlier drafts have gained counts.
+FIRST_CREDIT = 0.4
+CREDIT_PER_TOKEN = 0.06
+MOST_GAINED = 8.0
 # Assumed cost of one more row relative to a step of one row, until it has been measured.
 PRIOR_ROW_COST = 0.02
 
@@ -159,12 +164,23 @@ class Chances:
 
 @dataclass
 class History:
-    """What drafts of one request have come to. `strength`, `num_drafts`: of the draft now being verified."""
+    """What drafts of one request have come to. `strength`, `price`: of the draft now being verified.
+
+    Prices and gains count in plain steps. A request may lose no more to refused drafts than `FIRST_CREDIT`, a share of
+    `CREDIT_PER_TOKEN` of its own length, and what its drafts have gained: so that an answer which repeats nothing is
+    not slowed by more, however short it is and whatever other requests have made drafts look like.
+    """
 
     strength: int = 0
+    price: float = 0.0
     rate: _Rate = field(default_factory=lambda: _Rate(2.0, 4.0))
     num_tries: int = 0
     paused_until: int = 0
+    gained: float = 0.0
+
+    def credit(self, num_output_tokens: int) -> float:
+        """What the next draft may cost."""
+        return FIRST_CREDIT + CREDIT_PER_TOKEN * num_output_tokens + self.gained
 
     def scaled(self, chance: float) -> float:
         """The chance that strength gives, moved towards what this request has shown."""
@@ -173,6 +189,7 @@ class History:
 
     def learn(self, num_drafts: int, num_accepted: int, num_output_tokens: int) -> None:
         self.num_tries += 1
+        self.gained = min(MOST_GAINED, self.gained + num_accepted - self.price)
         self.rate.add(1, num_accepted > 0, memory=12)
         if self.num_tries >= 6 and self.rate.value < 0.2:
             self.paused_until = num_output_tokens + STALE_STEPS
@@ -323,16 +340,21 @@ class Speculator:
         most_rows = min(self.max_rows, num_rows + max(len(candidates), times.most_rows(num_rows) - num_rows))
         per_draft = min(self._draft_seconds, default=0.0)
         histories = [self._histories[request.key] for request in candidates]
-        best, best_gain = 0, LEAST_GAIN
+        credit = min(
+            history.credit(request.num_output_tokens) for request, history in zip(candidates, histories, strict=True)
+        )
+        best, best_gain, price = 0, LEAST_GAIN, 0.0
         for count in range(1, self.max_drafts + 1):
             rows = num_rows + count * len(candidates)
             seconds = times.estimate(rows, num_rows)
-            if rows > most_rows or seconds is None:
+            if rows > most_rows or seconds is None or seconds / plain - 1 > credit:
                 break
             more = sum(self._chances.expected(history.strength, history, count) for history in histories)
             gain = (1 + more / len(plan.requests)) * plain / (seconds + count * per_draft)
             if gain > best_gain:
-                best, best_gain = count, gain
+                best, best_gain, price = count, gain, seconds / plain - 1
+        for history in histories:
+            history.price = price
         if best == 0:
             self._num_refusals += 1
             # What was refused is tried again rarely: chances and prices change.

@@ -15,7 +15,7 @@ from engine.errors import StepFailedError
 from engine.outputs import Completion
 from engine.request import Request
 from engine.scheduler import StepPlan
-from engine.speculation import LONGEST_MATCH, NgramIndex, Speculator, continuation
+from engine.speculation import LONGEST_MATCH, History, NgramIndex, Speculator, continuation
 from tests.engine.conftest import make_tiny_engine
 
 PROMPT = list(range(20, 30))
@@ -325,3 +325,15 @@ def longest_match(tokens: list[int]) -> tuple[int, int]:
 def test_a_draft_that_reaches_the_end_goes_on_with_the_repetition() -> None:
     assert continuation([1, 2, 3, 1, 2], 2, 7) == [3, 1, 2, 3, 1, 2, 3]
     assert continuation([1, 2, 3, 4, 5], 1, 3) == [2, 3, 4]
+
+
+def test_refused_drafts_cost_a_request_no_more_than_a_small_share_of_its_answer():
+    history, spent = History(), 0.0
+    for num_output_tokens in range(200):
+        history.price = 0.3
+        if history.credit(num_output_tokens) >= history.price:
+            history.learn(4, 0, num_output_tokens)
+            spent += history.price
+        assert spent <= 0.4 + 0.06 * num_output_tokens
+    history.learn(4, 4, 200)
+    assert history.credit(200) >= 4
