@@ -62,6 +62,7 @@ LIST_WORDS = 45
 
 _CLAUSE = re.compile(r"(?<=[,;:—])\s+|\s+(?=\()|(?<=\))\s+|\s+[–-]\s+")
 _ITEM = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z][.)])\s")
+_RULE = re.compile(r"\|\s*:?-{2,}")
 _NO_SENTENCE = re.compile(r"\s*(?:#{1,6}\s|\|?\s*:?-{2,}|```|~~~|!\[)")
 
 
@@ -210,9 +211,12 @@ class _Form:
 def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
     place = frozenset(terms(f"{passage.title} {passage.heading or ''}"))
     before: frozenset[str] = frozenset()
-    for index, sentence in enumerate(split_sentences(passage.text)):
+    sentences = split_sentences(passage.text)
+    for index, sentence in enumerate(sentences):
         own = frozenset(terms(without_markup(sentence.text)))
-        if own and not _NO_SENTENCE.match(sentence.text):
+        # Above a rule stands a table's header, which names columns and says nothing.
+        is_header = index + 1 < len(sentences) and _RULE.match(sentences[index + 1].text) is not None
+        if own and not is_header and not _NO_SENTENCE.match(sentence.text):
             yield _Candidate(number, index, without_markup(sentence.text), place | before)
         before = own
 

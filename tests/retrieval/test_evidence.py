@@ -120,3 +120,10 @@ def test_what_the_question_holds_is_no_answer_to_it():
     assert [fact.key for fact in found] == ["31"]
     found = candidates(QuestionKind.NAME, "Yesterday the player Jared Allen met Kony Ealy.", "Who met Kony Ealy?")
     assert [fact.key for fact in found] == ["jared", "allen"]
+
+
+def test_the_header_of_a_table_is_no_answer():
+    table = "| block size | waste |\n|---|---|\n| 16 | 8 tokens |\n"
+    texts = [evidence.text for evidence in rank("What is the block size?", passages=[passage(table)]).ranked]
+    assert len(texts) == 1
+    assert "16" in texts[0]
