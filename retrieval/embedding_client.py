@@ -12,6 +12,7 @@ import numpy as np
 
 from retrieval.embeddings import Vectors, encodable, unit_vectors
 from retrieval.errors import EmbedderError
+from retrieval.model_server import ask
 
 _TIMEOUT_S = 60.0
 
@@ -76,20 +77,9 @@ class EmbeddingClient:
     def _request(self, texts: Sequence[str]) -> list[list[float]]:
         # Servers refuse an empty input; a blank stands for it.
         body = {"model": self._model, "input": [encodable(text) or " " for text in texts], "encoding_format": "float"}
-        try:
-            response = self._http.post(self._url, json=body)
-            response.raise_for_status()
-            return _vectors(response.json(), len(texts))
-        except httpx.HTTPStatusError as error:
-            answer = error.response.text[:300].strip()
-            raise EmbedderError(f"{self._url} refused: HTTP {error.response.status_code}: {answer}") from error
-        except httpx.HTTPError as error:
-            raise EmbedderError(
-                f"no vectors from {self._url}: {error or type(error).__name__}; check embedding_url and that the "
-                "server runs"
-            ) from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise EmbedderError(f"{self._url} does not answer as /v1/embeddings does: {error!r}") from error
+        return ask(
+            self._http, self._url, body, lambda answer: _vectors(answer, len(texts)), EmbedderError, "embedding_url"
+        )
 
 
 def _vectors(answer: Any, expected: int) -> list[list[float]]:

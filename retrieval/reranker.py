@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from retrieval.embeddings import encodable
 from retrieval.errors import RerankerError
+from retrieval.model_server import ask
 
 DEPTH = 30
 """How many passages are read for a question, at the least."""
@@ -92,22 +93,12 @@ class RankingClient:
             "passages": [{"text": encodable(passage)} for passage in passages],
             "truncate": "END",
         }
-        try:
-            response = self._http.post(self._url, json=body)
-            response.raise_for_status()
-            rankings = response.json()["rankings"]
-            by_index = {int(entry["index"]): float(entry["logit"]) for entry in rankings}
+
+        def read(answer: Any) -> npt.NDArray[np.float64]:
+            by_index = {int(entry["index"]): float(entry["logit"]) for entry in answer["rankings"]}
             return _checked([by_index[index] for index in range(len(passages))], len(passages), self._url)
-        except httpx.HTTPStatusError as error:
-            answer = error.response.text[:300].strip()
-            raise RerankerError(f"{self._url} refused: HTTP {error.response.status_code}: {answer}") from error
-        except httpx.HTTPError as error:
-            raise RerankerError(
-                f"no ranking from {self._url}: {error or type(error).__name__}; check reranker_url and that the server "
-                "runs"
-            ) from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise RerankerError(f"{self._url} does not answer as /v1/ranking does: {error!r}") from error
+
+        return ask(self._http, self._url, body, read, RerankerError, "reranker_url")
 
 
 def rerank(reranker: Reranker, query: str, passages: Sequence[str]) -> list[tuple[int, float]]:

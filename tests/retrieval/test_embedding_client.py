@@ -97,5 +97,5 @@ def test_a_model_that_changes_its_dimension_is_refused(server: Server) -> None:
 
 
 def test_no_server() -> None:
-    with pytest.raises(EmbedderError, match=r"no vectors from http://127.0.0.1:9/v1/embeddings.*check embedding_url"):
+    with pytest.raises(EmbedderError, match=r"no answer from http://127.0.0.1:9/v1/embeddings.*check embedding_url"):
         EmbeddingClient("e5", "http://127.0.0.1:9/v1")
