@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from app.errors import RequestError
-from app.messages import check_text
 from app.routes import sse
 from app.routes.openai_reply import UnknownModelError
-from app.routes.openai_schema import HARMLESS, Integer
+from app.routes.openai_schema import HARMLESS, CheckedBody, Integer
 from app.services import Services
 from engine.errors import UnsupportedParameterError
 
@@ -42,7 +41,7 @@ class InputTokensError(RequestError):
         )
 
 
-class EmbeddingRequest(BaseModel):
+class EmbeddingRequest(CheckedBody):
     """OpenAI's request, with NIM's `input_type` and `truncate`. Other fields are refused by name."""
 
     model_config = ConfigDict(extra="allow")
@@ -53,12 +52,6 @@ class EmbeddingRequest(BaseModel):
     dimensions: Integer | None = Field(None, description="The model's own; it cannot be asked for fewer.")
     input_type: Literal["query", "passage"] | None = Field("passage", description="What the texts are.")
     truncate: Literal["NONE", "END"] | None = Field("NONE", description="END cuts a text that is too long.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_text(cls, values: Any) -> Any:
-        check_text(values)
-        return values
 
     def check_fields(self) -> None:
         """Raises UnsupportedParameterError for the first field that would have to be ignored."""

@@ -86,7 +86,17 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
-class GenerationRequest(BaseModel):
+class CheckedBody(BaseModel):
+    """A body whose texts are Unicode all through. Raises RequestError, which names the field of one that is not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_text(cls, values: Any) -> Any:
+        check_text(values)
+        return values
+
+
+class GenerationRequest(CheckedBody):
     """What both requests for text share: OpenAI's fields and vLLM's sampling fields. Others are refused by name."""
 
     model_config = ConfigDict(extra="allow")
@@ -114,12 +124,6 @@ class GenerationRequest(BaseModel):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     priority: str | None = Field(None, description=f"{', '.join(PRIORITIES[:-1])} or {PRIORITIES[-1]}.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_text(cls, values: Any) -> Any:
-        check_text(values)
-        return values
 
     def check_fields(self) -> None:
         """Raises UnsupportedParameterError for the first field that would have to be ignored."""

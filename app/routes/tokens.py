@@ -4,16 +4,15 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
-from app.messages import check_text
 from app.routes.openai_reply import UnknownModelError, check_length
-from app.routes.openai_schema import Bool, ChatMessage, Integer, engine_messages
+from app.routes.openai_schema import Bool, ChatMessage, CheckedBody, Integer, engine_messages
 from app.services import Services
 from engine.errors import InvalidParameterError
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(CheckedBody):
     """A text, or the messages of a chat with the model's template around them."""
 
     model_config = ConfigDict(extra="forbid")
@@ -25,12 +24,6 @@ class TokenizeRequest(BaseModel):
     add_generation_prompt: Bool = Field(True, description="End messages with the header of an answer.")
     tools: list[dict[str, Any]] | None = None
     return_token_strs: Bool | None = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_text(cls, values: Any) -> Any:
-        check_text(values)
-        return values
 
 
 class DetokenizeRequest(BaseModel):

