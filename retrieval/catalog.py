@@ -10,9 +10,9 @@ Readers never wait: each transaction sees one state of the file. Writers take tu
 import logging
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from retrieval.catalog_reader import CatalogReader
@@ -84,7 +84,9 @@ class Catalog:
         Waits for other writers. Raises StoreBusyError after a minute of that, StoreFullError, StoreUnavailableError.
         """
         with self._transaction("BEGIN IMMEDIATE") as connection:
-            yield CatalogWriter(connection, time.time())
+            # Whole microseconds, which callers read back as datetimes without rounding: a finer moment would fall
+            # before itself in a filter.
+            yield CatalogWriter(connection, datetime.now(UTC).timestamp())
 
     def bind_embedder(self, embedder: PassageEmbedder) -> None:
         """Records the embedder in a store that has no vectors, or checks it against the recorded one.
