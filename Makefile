@@ -8,7 +8,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 ARGS ?=
 INSTALL_ARGS ?=
-PYTEST_ARGS ?= -m "not slow"
+PYTEST_ARGS ?= -m "not slow" -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev serve test test-all check format clean
@@ -28,13 +28,14 @@ install-dev: ## the same, with what tests and checks need
 serve: install ## serve the API on :8080 and the chat on :7860; options: make serve ARGS="--port 9000"
 	@exec $(BIN)/ragstone serve $(ARGS)
 
-test: install-dev ## run all tests but the slow ones; choose: make test PYTEST_ARGS="tests/app -k settings"
+test: install-dev ## run all tests but the slow ones, two files at a time; choose: make test PYTEST_ARGS="tests/app -k settings"
 	@deploy/chromium.sh
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-all: install-dev ## run all tests, the slow ones too
 	@deploy/chromium.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m slow
 
 check: install-dev ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

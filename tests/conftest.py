@@ -8,6 +8,11 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Test processes beside each other take a core each: two pools of threads on the same cores slow each other many times.
+# Set before anything imports torch; the servers that tests start inherit it.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 os.environ.setdefault("RAGSTONE_MODEL_CACHE", str(REPOSITORY / "ragstone-data" / "models"))
 
 # What lands is judged by examples that are the same every time; everybody else's runs look for new ones.

@@ -44,7 +44,9 @@ def test_a_stream_has_the_same_answer_and_the_sources_last(client):
     assert {chunk.choices[0].finish_reason for chunk in chunks} == {None}
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
     assert last.choices[0].delta.sources == whole.choices[0].message.sources
-    assert (counts.choices, counts.usage.completion_tokens) == ([], whole.usage.completion_tokens)
+    # How many tokens the model made before its words were found to stray and it was stopped depends on the moment.
+    assert (counts.choices, counts.usage.prompt_tokens) == ([], whole.usage.prompt_tokens)
+    assert counts.usage.total_tokens == counts.usage.prompt_tokens + counts.usage.completion_tokens
 
 
 def test_nothing_is_kept(server):

@@ -1,5 +1,6 @@
 """Models over packed weights: logits near the unpacked model's, the same bits whatever goes on around a request."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import gguf
@@ -16,6 +17,7 @@ from engine.packed_weights import PackedTensors, pack_gguf
 from engine.step_batch import StepBatch
 from engine.weights import FolderCheckpoint
 from kernels.packed.formats import unpack
+from kernels.packed.model import Team
 from tests.engine.test_exactness import Answer, exact
 from tests.engine.test_gguf import write_tensors
 from tests.engine.test_speculation import Oracle, run, speculate
@@ -31,6 +33,14 @@ WIDTHS = {
 }
 CPU = torch.device("cpu")
 BLOCK = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def team_of_two() -> Iterator[None]:
+    """Two threads share each step, however many torch was given: what they share must not change a bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Team, "_shared_team", Team(2))
+        yield
 
 
 @pytest.fixture(scope="module", params=["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3", "mistral-window"])

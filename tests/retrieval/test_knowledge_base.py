@@ -182,7 +182,9 @@ def test_filters_leave_k_hits_whenever_k_are_allowed(knowledge_base: KnowledgeBa
     assert sources(Filter(added_before=added["page1.md"].replace(tzinfo=None))) == ["page0.md"]
     assert sources(Filter(source="hr/*", added_before=added["page1.md"])) == []
     for name, moment in added.items():
-        assert sources(Filter(source=name, added_before=moment)) == [] == sources(Filter(source=name, added_after=moment))
+        assert (
+            sources(Filter(source=name, added_before=moment)) == [] == sources(Filter(source=name, added_after=moment))
+        )
 
 
 def test_metadata_filters(knowledge_base: KnowledgeBase) -> None:
