@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from app.fixed_texts import ENGLISH, FixedTexts
 from retrieval.evidence import Embed, Quote, Ranking, TermWeights, quotes, rank_sentences, retained
 from retrieval.grounding import LENIENT, STRICT, GroundingChecker, Support
 from retrieval.question_kind import candidates
@@ -27,9 +28,6 @@ from retrieval.words import terms
 
 GroundingMode = Literal["off", "mark", "strict"]
 
-NOT_FOUND = "This is not in your documents."
-NEAREST = " The passages nearest to it are listed as sources."
-NO_ANSWER = "The model gave no answer. Try to word the question in another way."
 UNSUPPORTED_MARK = " [?]"
 
 # Sentences of an answer in strict mode, by the model or quoted.
@@ -93,11 +91,15 @@ def left_out(passage: Passage, num_tokens: int) -> LeftOut:
 
 @dataclass(frozen=True)
 class Answering:
-    """How answers are checked. `weights` and `embed` are the knowledge base's; both may block."""
+    """How answers are checked. `weights` and `embed` are the knowledge base's; both may block.
+
+    `model_name` is told to who asks what is answering.
+    """
 
     mode: Literal["mark", "strict"]
     weights: TermWeights
     embed: Embed
+    model_name: str = ""
 
     def rank(self, questions: Sequence[str], passages: Sequence[Passage]) -> Ranking:
         """The evidence for a question. Blocks for as long as embedding takes."""
@@ -110,11 +112,15 @@ class Answering:
 
 @dataclass(frozen=True)
 class Material:
-    """What an answer may draw on: passages, their numbers in the conversation, the ranking of their sentences."""
+    """What an answer may draw on: passages, their numbers in the conversation, the ranking of their sentences.
+
+    `texts` are the fixed sentences, in the language of who asks.
+    """
 
     passages: Sequence[Passage]
     numbers: Sequence[int]
     ranking: Ranking
+    texts: FixedTexts = ENGLISH
 
 
 Deltas = Callable[[], AsyncIterator[str]]
@@ -129,7 +135,16 @@ async def grounded(answering: Answering, material: Material, deltas: Deltas) -> 
             yield piece
 
 
-async def unchecked(mode: GroundingMode, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
+async def told(mode: GroundingMode, text: str) -> AsyncGenerator[str | Grounding, None]:
+    """A fixed text word by word: what is said of the assistant itself, which no small model can be asked."""
+    for word in _words(text, after=False):
+        yield word
+    yield Grounding(mode=mode, state="unchecked")
+
+
+async def unchecked(
+    mode: GroundingMode, deltas: Deltas, texts: FixedTexts = ENGLISH
+) -> AsyncGenerator[str | Grounding, None]:
     """The model's own words, where there are no documents to check them against."""
     said = False
     async with aclosing(_as_generator(deltas())) as stream:
@@ -137,7 +152,7 @@ async def unchecked(mode: GroundingMode, deltas: Deltas) -> AsyncGenerator[str |
             said = said or bool(delta.strip())
             yield delta
     if not said:
-        yield NO_ANSWER
+        yield texts.no_answer
     yield Grounding(mode=mode, state="unchecked")
 
 
@@ -146,9 +161,9 @@ async def unchecked(mode: GroundingMode, deltas: Deltas) -> AsyncGenerator[str |
 
 async def _strict(answering: Answering, material: Material, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
     if not material.ranking.is_answerable:
-        yield NOT_FOUND
+        yield material.texts.not_found
         if material.passages:
-            yield NEAREST
+            yield f" {material.texts.nearest}"
         yield Grounding(mode="strict", state="not_found")
         return
     chosen = quotes(material.ranking, material.passages, MOST_SENTENCES)
@@ -250,7 +265,7 @@ async def _marked(answering: Answering, material: Material, deltas: Deltas) -> A
             checked.append(support)
             yield _citation(support)
     if not said and not checked:
-        yield NO_ANSWER
+        yield material.texts.no_answer
     found = material.ranking.is_answerable or any(sentence.supported for sentence in checked)
     yield Grounding(mode="mark", state="answered" if found else "not_found", sentences=checked)
 

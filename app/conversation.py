@@ -25,13 +25,14 @@ from langchain_core.runnables.config import ensure_config, patch_config
 from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
 from pydantic import BaseModel, Field
 
-from app.answering import Answering, Grounding, Material, grounded, left_out, unchecked
+from app.answering import Answering, Grounding, Material, grounded, left_out, told, unchecked
 from app.chains import State
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS
 from app.errors import MissingSessionError, RequestError
+from app.fixed_texts import about_assistant, texts_for
 from app.history import ConversationStore, Turn, TurnResult
 from app.memory import MemoryRule
-from app.small_talk import is_small_talk
+from app.small_talk import asks_about_assistant, is_small_talk
 from app.turn_lock import TurnLocks
 from app.turn_prompt import CountTokens, PassageRule, TurnDraft, write_excerpt_turn, write_turn
 from engine.errors import PromptTooLongError
@@ -253,12 +254,15 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         def deltas() -> AsyncIterator[str]:
             return self._answer.astream({"history": state["history"], "prompt": draft.prompt}, config)
 
-        if self._answering is None or draft.ranking is None:
+        if self._answering is not None and state["own_reply"]:
+            answer = told(self._answering.mode, state["own_reply"])
+        elif self._answering is None or draft.ranking is None:
             mode = self._answering.mode if self._answering else "off"
-            answer = unchecked(mode, deltas)
+            answer = unchecked(mode, deltas, state["texts"])
         else:
             numbers = [source["n"] for source in draft.sources]
-            answer = grounded(self._answering, Material(draft.passages, numbers, draft.ranking), deltas)
+            material = Material(draft.passages, numbers, draft.ranking, state["texts"])
+            answer = grounded(self._answering, material, deltas)
         async with aclosing(answer) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Grounding):
@@ -274,8 +278,10 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         if fixed > room:
             raise PromptTooLongError(fixed, self._room.max_model_len, self._room.max_tokens)
         wants_passages = options.get("retrieval", True) is not False and self._passages.count > 0
-        if self._answering is not None and is_small_talk(turn.question):
+        own_reply = ""
+        if self._answering is not None and wants_passages and is_small_talk(turn.question):
             wants_passages = False
+            own_reply = self._own_reply(self._answering, turn.question)
         # At most half of what the question leaves, so that passages never push a whole conversation out.
         passage_tokens = min(self._passages.max_tokens, (room - fixed) // 2) if wants_passages else 0
         start = self._window_start(turn, turns, used=fixed + passage_tokens)
@@ -283,11 +289,14 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         shown = [
             earlier for earlier in turns[start:] if earlier.messages or (earlier.answer and not earlier.interrupted)
         ]
+        questions = [earlier.question for earlier in turns if earlier.question]
         turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question)
         return {
             "input": turn.question,
+            "own_reply": own_reply,
+            "texts": texts_for(turn.question, *questions[:-4:-1]),
             "history": [message for earlier in shown for message in _as_sent(earlier)],
-            "questions": [earlier.question for earlier in turns if earlier.question],
+            "questions": questions,
             "known": {
                 source["text"]: source["n"]
                 for earlier in shown
@@ -301,6 +310,12 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             "collections": options.get("collections"),
             "user": turn.user,
         }
+
+    @staticmethod
+    def _own_reply(answering: Answering, question: str) -> str:
+        """What is said of the assistant itself. A model that may be trusted speaks for itself, by its system prompt."""
+        language = asks_about_assistant(question) if answering.mode == "strict" else None
+        return about_assistant(language, answering.model_name) if language else ""
 
     def _window_start(self, turn: _OpenTurn, turns: Sequence[Turn], *, used: int) -> int:
         conversation = self._store.conversation(*turn.key)

@@ -289,7 +289,7 @@ class Services:
             mode = "strict" if self.engine_while_loading.num_parameters < TRUSTED_PARAMETERS else "mark"
         if mode == "off":
             return None
-        return Answering(mode, self._term_weights, self._embed)
+        return Answering(mode, self._term_weights, self._embed, self.model_name)
 
     def _term_weights(self, terms: Collection[str]) -> dict[str, float]:
         return self.knowledge_base.term_weights(terms)

@@ -5,8 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from app.answering import NEAREST, NO_ANSWER, NOT_FOUND, Answering
+from app.answering import Answering
 from app.conversation import ChatOutput
+from app.fixed_texts import ENGLISH, TRANSLATIONS
 from app.turn_prompt import PassageRule
 from retrieval.evidence import UNRELATED
 from tests.app.scripted import ScriptedEngineClient, passage
@@ -100,7 +101,7 @@ async def test_a_sentence_without_an_end_is_not_waited_for(tmp_path):
 async def test_what_the_documents_do_not_hold_is_said_to_be_so_without_asking_the_model(tmp_path, question):
     made = setup(tmp_path, "Quicksort.")
     result = await ask(made, question)
-    assert result["answer"] == NOT_FOUND + NEAREST
+    assert result["answer"] == f"{ENGLISH.not_found} {ENGLISH.nearest}"
     assert result["grounding"]["state"] == "not_found"
     assert [source["text"] for source in result["sources"]] == [LEAVE]
     assert made.client.requests == []
@@ -108,7 +109,7 @@ async def test_what_the_documents_do_not_hold_is_said_to_be_so_without_asking_th
 
 async def test_without_any_passage_nothing_is_found(tmp_path):
     made = setup(tmp_path, "Anything.", texts=())
-    assert (await ask(made))["answer"] == NOT_FOUND
+    assert (await ask(made))["answer"] == ENGLISH.not_found
 
 
 async def test_small_talk_is_answered_by_the_model_and_searches_nothing(tmp_path):
@@ -117,6 +118,21 @@ async def test_small_talk_is_answered_by_the_model_and_searches_nothing(tmp_path
     assert (result["answer"], result["sources"]) == ("Hello there!", [])
     assert result["grounding"]["state"] == "unchecked"
     assert made.searches == []
+
+
+async def test_who_asks_what_answers_is_told_so_without_asking_a_small_model(tmp_path):
+    made = setup(tmp_path, "I am I am I am")
+    result = await ask(made, "Hallo, wer bist du?")
+    assert result["answer"] == TRANSLATIONS["de"].about
+    assert (result["sources"], result["grounding"]["state"]) == ([], "unchecked")
+    assert (made.searches, made.client.requests) == ([], [])
+    assert (await ask(setup(tmp_path / "mark", "A model.", mode="mark"), "Who are you?"))["answer"] == "A model."
+
+
+async def test_what_is_not_found_is_said_in_the_language_of_the_question(tmp_path):
+    german = TRANSLATIONS["de"]
+    result = await ask(setup(tmp_path, ""), "Welcher Algorithmus sortiert ganze Zahlen am schnellsten?")
+    assert result["answer"] == f"{german.not_found} {german.nearest}"
 
 
 async def test_with_retrieval_off_the_model_speaks_for_itself(tmp_path):
@@ -178,10 +194,10 @@ async def test_passages_without_room_are_reported(tmp_path):
 
 
 async def test_an_empty_answer_of_the_model_is_said_to_be_one(tmp_path):
-    assert (await ask(setup(tmp_path, "", mode="mark")))["answer"] == NO_ANSWER
+    assert (await ask(setup(tmp_path, "", mode="mark")))["answer"] == ENGLISH.no_answer
     assert (await Setup(tmp_path / "off", ScriptedEngineClient([""])).chain.ainvoke({"input": "q"}, config()))[
         "answer"
-    ] == NO_ANSWER
+    ] == ENGLISH.no_answer
 
 
 async def test_a_stopped_answer_is_not_shown_to_the_model_as_an_example(tmp_path):

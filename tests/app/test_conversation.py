@@ -8,10 +8,10 @@ import pytest
 from langchain_core.runnables.utils import AddableDict
 
 from app import chains
-from app.answering import NO_ANSWER
 from app.chat_model import ChatRagstone
 from app.conversation import ChatInput, ChatOutput, ConversationChain, ModelRoom, turn_writer
 from app.errors import MissingSessionError, RequestError
+from app.fixed_texts import ENGLISH
 from app.history import RagstoneChatMessageHistory, SQLiteConversationStore
 from app.memory import MemoryRule
 from app.turn_lock import TurnLocks
@@ -244,7 +244,7 @@ async def test_a_failing_search_is_reported_and_frees_the_conversation(setup):
 
 async def test_an_answer_without_tokens_is_said_to_be_none(tmp_path):
     setup = Setup(tmp_path, ScriptedEngineClient([]))
-    assert (await setup.chain.ainvoke({"input": "q"}, config()))["answer"] == NO_ANSWER
+    assert (await setup.chain.ainvoke({"input": "q"}, config()))["answer"] == ENGLISH.no_answer
     assert [turn.interrupted for turn in setup.turns()] == [False]
 
 
