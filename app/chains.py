@@ -4,7 +4,7 @@ Knows no HTTP, no history store and no LangServe; what binds the two halves to a
 Texts of users and documents are only ever values of a template, so braces in them mean nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
@@ -13,12 +13,16 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
 
+from app.chat_model import ChatRagstone
 from app.turn_prompt import TurnDraft
+from app.turn_statistics import AnswerRecord
 from retrieval.records import Passage
 
 State = dict[str, Any]
 Search = Callable[..., list[Passage]]
-"""`KnowledgeBase.search`: (query or forms of it, k, *, collections, user) -> passages, best first."""
+"""`KnowledgeBase.search`: (query or forms of it, k, *, collections, user, where) -> passages, best first."""
+MakeAnswer = Callable[[Mapping[str, Any], AnswerRecord], Runnable[State, str]]
+"""The chain for one answer: (options of the model's call, where its requests are noted) -> as `answer_chain`."""
 
 CONDENSE_REQUEST = (
     "Rewrite my next question so that it can be understood without our conversation. Keep its language. Reply with the "
@@ -31,6 +35,16 @@ def answer_chain(model: Runnable[LanguageModelInput, AIMessage], system_prompt: 
     return _prompt(system_prompt, "{prompt}") | model | StrOutputParser()
 
 
+def answers_of(model: ChatRagstone, system_prompt: str = "", defaults: Mapping[str, Any] | None = None) -> MakeAnswer:
+    """Makes the chain of each answer of a model; `defaults` are options of its calls that those of a turn replace."""
+
+    def make(options: Mapping[str, Any], record: AnswerRecord) -> Runnable[State, str]:
+        watched = model.model_copy(update={"client": record.watch(model.client)})
+        return answer_chain(watched.bind(**{**(defaults or {}), **options}), system_prompt)
+
+    return make
+
+
 def llm_chain(model: BaseChatModel) -> Runnable[State, str]:
     """`{"input": str}` -> text: the model alone, without documents or memory."""
     return ChatPromptTemplate.from_messages([("human", "{input}")]) | model | StrOutputParser()
@@ -41,14 +55,15 @@ def retrieval_chain(
 ) -> Runnable[State, State]:
     """Question and history -> the same with `queries`, `passages` and `turn` (a TurnDraft).
 
-    Takes `input`, `history` (messages), `questions` (the earlier ones), `user`, `collections` (None: all) and `k` (0:
-    no retrieval), and whatever else `write_turn` asks for.
+    Takes `input`, `history` (messages), `questions` (the earlier ones), `user`, `collections` and `where` (None: all)
+    and `k` (0: no retrieval), and whatever else `write_turn` asks for.
     """
 
     def retrieve(state: State) -> list[Passage]:
         if state["k"] < 1:
             return []
-        return search(state["queries"], k=state["k"], collections=state["collections"], user=state["user"])
+        narrowed = {name: state[name] for name in ("collections", "user", "where")}
+        return search(state["queries"], k=state["k"], **narrowed)
 
     return (
         RunnablePassthrough.assign(queries=condense)

@@ -8,11 +8,10 @@ import asyncio
 import contextlib
 import contextvars
 import copy
-import json
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -23,69 +22,24 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, patch_config
 from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
-from pydantic import BaseModel, Field
 
 from app.answering import Answering, Grounding, Material, grounded, left_out, told, unchecked
-from app.chains import State
+from app.chains import MakeAnswer, State
+from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS
-from app.errors import MissingSessionError, RequestError
+from app.errors import RequestError
 from app.fixed_texts import about_assistant, texts_for
-from app.history import ConversationStore, Turn, TurnResult
+from app.history import ConversationStore, FinishReason, Turn, TurnResult, new_turn_id
 from app.memory import MemoryRule
 from app.small_talk import asks_about_assistant, is_small_talk
 from app.turn_lock import TurnLocks
 from app.turn_prompt import CountTokens, PassageRule, TurnDraft, write_excerpt_turn, write_turn
+from app.turn_statistics import AnswerRecord
 from engine.errors import PromptTooLongError
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_USER = "local"
-
-
-class ChatInput(BaseModel):
-    """What /chat and /llm take."""
-
-    input: str = Field(description="The question.")
-
-
-class Source(BaseModel):
-    """A passage that an answer draws on. `n` is its number in the conversation, by which the model knows it."""
-
-    n: int
-    document_id: str
-    title: str
-    page: int | None = None
-    heading: str | None = None
-    text: str
-    score: float
-
-
-class ChatOutput(BaseModel):
-    """What /chat answers. When streamed, `sources` come once and first, the answer in pieces, `grounding` last.
-
-    `grounding` is missing where answers are not checked (`grounding = off`).
-    """
-
-    answer: str
-    sources: list[Source]
-    grounding: Grounding | None = None
-
-
-CONFIG_SPECS = [
-    ConfigurableFieldSpec(
-        id="session_id", annotation=str, name="Session", description="Names the conversation; required.", default=""
-    ),
-    ConfigurableFieldSpec(
-        id="retrieval", annotation=bool, name="Retrieval", description="Search the documents.", default=True
-    ),
-    ConfigurableFieldSpec(
-        id="collections",
-        annotation=list[str] | None,
-        name="Collections",
-        description="Search only these collections; null searches all.",
-        default=None,
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -109,20 +63,40 @@ class _OpenTurn:
     user: str
     session_id: str
     question: str
+    options: ChatOptions
     index: int | None = None
+    turn_id: str = field(default_factory=new_turn_id)
     draft: TurnDraft | None = None
     answer: list[str] = field(default_factory=list)
-    completed: bool = False
-    refused: bool = False
+    record: AnswerRecord = field(default_factory=AnswerRecord)
+    num_turns_left_out: int = 0
     grounding: dict[str, Any] | None = None
+    refused: bool = False
+    finish_reason: FinishReason = "abort"
 
     @property
     def key(self) -> tuple[str, str]:
         return (self.user, self.session_id)
 
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What is known of it so far, as `TurnStatistics` has it."""
+        draft = self.draft or TurnDraft(prompt="")
+        return self.record.statistics(
+            num_passages=len(draft.sources),
+            num_passages_left_out=len(draft.left_out),
+            num_turns_left_out=self.num_turns_left_out,
+        ).model_dump()
+
+    def complete(self) -> None:
+        """The answer has come to its end."""
+        sentences = (self.grounding or {}).get("sentences") or [{}]
+        # A quotation is whole, whatever became of the model's words.
+        self.finish_reason = "length" if self.record.was_cut and sentences[-1].get("origin") != "quote" else "stop"
+
 
 class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
-    """`{"input": str}` with `configurable: {session_id, …}` -> `{"sources": [...], "answer": str}`.
+    """`{"input": str}` with `configurable: {session_id, …}` -> `{"sources": [...], "answer": str, …}` (ChatOutput).
 
     Turns of one conversation run one after another. However a turn ends, it is stored: what was produced of a stopped
     or broken answer is kept and marked. A question that is refused (too long) leaves no trace.
@@ -132,7 +106,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         self,
         *,
         retrieval: Runnable[State, State],
-        answer: Runnable[State, str],
+        answer: MakeAnswer,
         store: ConversationStore,
         locks: TurnLocks,
         memory: MemoryRule,
@@ -140,7 +114,9 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         room: ModelRoom,
         count_tokens: CountTokens,
         answering: Answering | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
+        """`settings` are those that answers are made with, where a turn's options name no others: kept with turns."""
         self.name = "chat"
         self._retrieval = retrieval
         self._answer = answer
@@ -151,6 +127,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         self._room = room
         self._count_tokens = count_tokens
         self._answering = answering
+        self._settings = dict(settings or {})
         self._closing: set[asyncio.Task[None]] = set()
 
     # ── what LangChain asks of a Runnable ────────────────────────────────────────────────────────────────────────────
@@ -203,7 +180,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def over(self, store: ConversationStore, answer: Runnable[State, str], room: ModelRoom) -> "ConversationChain":
+    def over(self, store: ConversationStore, answer: MakeAnswer, room: ModelRoom) -> "ConversationChain":
         """The same chain over another store, with another way to write the answer and the room that it has."""
         chain = copy.copy(self)
         chain._store, chain._locks, chain._answer, chain._room = store, TurnLocks(), answer, room
@@ -217,28 +194,36 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         run_manager: AsyncCallbackManagerForChainRun,
         config: RunnableConfig,
     ) -> AsyncIterator[AddableDict]:
-        question = question_of([given async for given in inputs][-1])
-        options = ensure_config(config).get("configurable", {})
-        turn = _OpenTurn(options.get("user") or DEFAULT_USER, session_of(options), question)
+        configurable = ensure_config(config).get("configurable", {})
+        options = ChatOptions.of(configurable)
+        question = question_of([given async for given in inputs][-1], may_be_empty=options.continue_turn)
+        turn = _OpenTurn(configurable.get("user") or DEFAULT_USER, session_of(configurable), question, options)
         child = patch_config(config, callbacks=run_manager.get_child())
         await self._locks.acquire(turn.key)
         try:
-            state = await asyncio.to_thread(self._open, turn, options)
+            state = await asyncio.to_thread(self._open, turn)
             state = await self._retrieval.ainvoke(state, child)
             turn.draft = state["turn"]
             yield AddableDict(sources=state["turn"].sources)
-            async with aclosing(self._pieces(state, child)) as pieces:
+            async with aclosing(self._pieces(turn, state, child)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Grounding):
                         turn.grounding = piece.model_dump()
                     elif piece:
                         turn.answer.append(piece)
                         yield AddableDict(answer=piece)
+            turn.complete()
             if turn.grounding is not None:
                 yield AddableDict(grounding=turn.grounding)
-            turn.completed = True
-        except (RequestError, PromptTooLongError):
-            turn.refused = not turn.answer
+            yield AddableDict(
+                turn_id=turn.turn_id,
+                index=turn.index,
+                finish_reason=turn.finish_reason,
+                statistics=turn.statistics,
+            )
+        except Exception as error:
+            turn.refused = isinstance(error, RequestError | PromptTooLongError) and not turn.answer
+            turn.finish_reason = "error"
             raise
         finally:
             # As a task of its own: the storing must not be cancelled together with the turn it stores.
@@ -247,12 +232,15 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             closing.add_done_callback(self._closing.discard)
             await asyncio.shield(closing)
 
-    async def _pieces(self, state: State, config: RunnableConfig) -> AsyncGenerator[str | Grounding, None]:
+    async def _pieces(
+        self, turn: _OpenTurn, state: State, config: RunnableConfig
+    ) -> AsyncGenerator[str | Grounding, None]:
         """The answer in pieces; at last its grounding, where answers are checked."""
         draft: TurnDraft = state["turn"]
+        chain = self._answer(turn.options.sampling, turn.record)
 
         def deltas() -> AsyncIterator[str]:
-            return self._answer.astream({"history": state["history"], "prompt": draft.prompt}, config)
+            return chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
 
         if self._answering is not None and state["own_reply"]:
             answer = told(self._answering.mode, state["own_reply"])
@@ -270,27 +258,30 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
                 if not isinstance(piece, Grounding) or self._answering is not None:
                     yield piece
 
-    def _open(self, turn: _OpenTurn, options: dict[str, Any]) -> State:
+    def _open(self, turn: _OpenTurn) -> State:
         """Notes the question and chooses what the model is shown. Blocks; runs in a worker thread."""
+        options = turn.options
         turns = [self._sized(earlier) for earlier in self._store.turns(*turn.key)]
         fixed = self._room.system_tokens + self._size(turn.question)
-        room = self._room.prompt_tokens
+        max_tokens = self._room.max_tokens if options.max_tokens is None else options.max_tokens
+        room = replace(self._room, max_tokens=max_tokens).prompt_tokens
         if fixed > room:
-            raise PromptTooLongError(fixed, self._room.max_model_len, self._room.max_tokens)
-        wants_passages = options.get("retrieval", True) is not False and self._passages.count > 0
+            raise PromptTooLongError(fixed, self._room.max_model_len, max_tokens)
+        num_passages = self._passages.count if options.num_passages is None else options.num_passages
+        wants_passages = options.retrieval and num_passages > 0
         own_reply = ""
         if self._answering is not None and wants_passages and is_small_talk(turn.question):
             wants_passages = False
             own_reply = self._own_reply(self._answering, turn.question)
         # At most half of what the question leaves, so that passages never push a whole conversation out.
         passage_tokens = min(self._passages.max_tokens, (room - fixed) // 2) if wants_passages else 0
-        start = self._window_start(turn, turns, used=fixed + passage_tokens)
+        start = turn.num_turns_left_out = self._window_start(turn, turns, room=room, used=fixed + passage_tokens)
         # A stub that somebody stopped is left out: a small model would take it for the way to answer.
         shown = [
             earlier for earlier in turns[start:] if earlier.messages or (earlier.answer and not earlier.interrupted)
         ]
         questions = [earlier.question for earlier in turns if earlier.question]
-        turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question)
+        turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question, turn_id=turn.turn_id)
         return {
             "input": turn.question,
             "own_reply": own_reply,
@@ -306,8 +297,9 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             "numbers": {source["text"]: source["n"] for earlier in turns for source in earlier.sources},
             "next_number": 1 + max((source["n"] for earlier in turns for source in earlier.sources), default=0),
             "passage_tokens": passage_tokens,
-            "k": self._passages.count if wants_passages else 0,
-            "collections": options.get("collections"),
+            "k": num_passages if wants_passages else 0,
+            "collections": options.collections,
+            "where": options.where.filter() if options.where else None,
             "user": turn.user,
         }
 
@@ -317,11 +309,12 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         language = asks_about_assistant(question) if answering.mode == "strict" else None
         return about_assistant(language, answering.model_name) if language else ""
 
-    def _window_start(self, turn: _OpenTurn, turns: Sequence[Turn], *, used: int) -> int:
+    def _window_start(self, turn: _OpenTurn, turns: Sequence[Turn], *, room: int, used: int) -> int:
+        memory = replace(self._memory, kind=turn.options.memory or self._memory.kind)
         conversation = self._store.conversation(*turn.key)
         before = conversation.window_start if conversation else 0
-        start = self._memory.first_turn(turns, start=before, room=self._room.prompt_tokens, used=used)
-        if start != before and self._memory.kind != "window":
+        start = memory.first_turn(turns, start=before, room=room, used=used)
+        if start != before and memory.kind != "window":
             self._store.set_window_start(turn.user, turn.session_id, start)
         return start
 
@@ -347,8 +340,14 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             sources=draft.sources,
             placed=draft.placed,
             num_tokens=self._size(draft.prompt) + self._size(answer),
-            interrupted=not turn.completed,
+            interrupted=turn.finish_reason in ("abort", "error"),
             grounding=turn.grounding,
+            finish_reason=turn.finish_reason,
+            statistics=turn.statistics,
+            settings={
+                **self._settings,
+                **turn.options.model_dump(mode="json", exclude_unset=True, exclude={"continue_turn"}),
+            },
         )
         self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
 
@@ -394,38 +393,6 @@ def turn_writer(
         return draft
 
     return write
-
-
-def session_of(configurable: dict[str, Any]) -> str:
-    """The session's name. Raises MissingSessionError where it is missing or empty, RequestError for no text."""
-    session_id = configurable.get("session_id")
-    if session_id is None or session_id == "":
-        raise MissingSessionError
-    if not isinstance(session_id, str):
-        raise RequestError(
-            f"config.configurable.session_id must be a text, not {json.dumps(session_id, default=repr)[:80]}: put it "
-            "in quotes",
-            field="config.configurable.session_id",
-        )
-    if not session_id.strip():
-        raise MissingSessionError
-    return session_id
-
-
-def question_of(given: Any) -> str:
-    """The question in a chain's input: `{"input": str}`. Raises RequestError for anything else."""
-    question = given.get("input") if isinstance(given, dict) else getattr(given, "input", None)
-    if not isinstance(question, str):
-        raise RequestError('the input must be an object with the question: {"input": "…"}', field="input.input")
-    if not question.strip():
-        raise RequestError("input.input is empty: send a question", field="input.input")
-    unknown = sorted(str(name)[:80] for name in given if name != "input") if isinstance(given, dict) else []
-    if unknown:
-        raise RequestError(
-            f'input.{unknown[0]} is not known here: the question goes into "input", options into config.configurable',
-            field=f"input.{unknown[0]}",
-        )
-    return question
 
 
 def _as_sent(turn: Turn) -> list[BaseMessage]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from langchain_core.messages import AIMessage
 
 from app.errors import RequestError
-from app.history import Conversation, ConversationStore, Turn, TurnResult
+from app.history import Conversation, ConversationStore, Feedback, Turn, TurnResult
 from app.messages import Message, merge_neighbours
 
 
@@ -15,7 +15,9 @@ class GivenTurns(ConversationStore):
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = list(turns)
 
-    def conversations(self, user: str) -> list[Conversation]:
+    def conversations(
+        self, user: str, *, query: str = "", limit: int | None = None, offset: int = 0
+    ) -> list[Conversation]:
         return []
 
     def conversation(self, user: str, session_id: str) -> Conversation | None:
@@ -24,11 +26,23 @@ class GivenTurns(ConversationStore):
     def turns(self, user: str, session_id: str) -> list[Turn]:
         return list(self._turns)
 
-    def begin_turn(self, user: str, session_id: str, question: str) -> int:
+    def turn(self, user: str, turn_id: str) -> tuple[str, Turn] | None:
+        return None
+
+    def begin_turn(self, user: str, session_id: str, question: str, *, turn_id: str | None = None) -> int:
         return len(self._turns)
 
     def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
         pass
+
+    def set_feedback(self, user: str, session_id: str, index: int, feedback: Feedback | None) -> bool:
+        return False
+
+    def rated_turns(self, user: str) -> list[tuple[str, Turn]]:
+        return []
+
+    def rename(self, user: str, session_id: str, title: str) -> bool:
+        return False
 
     def set_window_start(self, user: str, session_id: str, index: int) -> None:
         pass
@@ -37,6 +51,9 @@ class GivenTurns(ConversationStore):
         return False
 
     def delete(self, user: str, session_id: str) -> bool:
+        return False
+
+    def restore(self, user: str, session_id: str) -> bool:
         return False
 
     def close(self) -> None:

@@ -1,19 +1,15 @@
-"""Conversations on disk: turns of (user, session), in SQLite, and LangChain's message-history interface over them.
+"""Conversations: turns of (user, session), what a store of them does, and LangChain's message history over one.
 
-A store knows nothing of models, prompts or HTTP. Which turns a model is shown is decided in `app/memory.py`, and turns
-of one conversation are kept apart by `app/turn_lock.py`.
+The store on disk is `app/sqlite_history.py`. A store knows nothing of models, prompts or HTTP. Which turns a model is
+shown is decided in `app/memory.py`, and turns of one conversation are kept apart by `app/turn_lock.py`.
 """
 
-import json
-import sqlite3
-import threading
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from datetime import timedelta
+from typing import Any, Literal
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import (
@@ -22,29 +18,23 @@ from langchain_core.messages import (
     BaseMessageChunk,
     HumanMessage,
     message_chunk_to_message,
-    messages_from_dict,
-    messages_to_dict,
 )
 
-from app.errors import DataFolderError, NotFoundError
+from app.errors import NotFoundError
 
-SCHEMA_VERSION = 2
 TITLE_CHARS = 80
+DELETED_KEPT = timedelta(days=1)
+"""How long a deleted conversation can be restored."""
 
-SCHEMA = """
-CREATE TABLE conversations (
-    user TEXT NOT NULL, session_id TEXT NOT NULL, title TEXT NOT NULL, window_start INTEGER NOT NULL DEFAULT 0,
-    created_at TEXT NOT NULL, updated_at TEXT NOT NULL,
-    PRIMARY KEY (user, session_id)
-) WITHOUT ROWID;
-CREATE TABLE turns (
-    user TEXT NOT NULL, session_id TEXT NOT NULL, number INTEGER NOT NULL,
-    question TEXT NOT NULL, prompt TEXT NOT NULL, answer TEXT NOT NULL, sources TEXT NOT NULL, placed TEXT NOT NULL,
-    num_tokens INTEGER NOT NULL, interrupted INTEGER NOT NULL, messages TEXT, created_at TEXT NOT NULL, grounding TEXT,
-    PRIMARY KEY (user, session_id, number),
-    FOREIGN KEY (user, session_id) REFERENCES conversations (user, session_id) ON DELETE CASCADE
-);
-"""
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a person thinks of an answer."""
+
+    rating: Literal["up", "down"]
+    comment: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +58,15 @@ class Turn:
     created_at: str = ""
     grounding: dict[str, Any] | None = None
     """How the answer stands to its sources (`app/answering.py`); None where it was not checked."""
+    turn_id: str = ""
+    """Names the turn among all turns of all conversations."""
+    finish_reason: FinishReason | None = None
+    """"length": cut by max_tokens; "abort": stopped by the client; None while it runs, and for older turns."""
+    statistics: dict[str, Any] | None = None
+    """What the engine did for it (`app/turn_statistics.py`)."""
+    settings: dict[str, Any] | None = None
+    """What the answer was made with: model, sampling, memory, passages."""
+    feedback: Feedback | None = None
 
     def as_messages(self) -> list[BaseMessage]:
         """The turn as LangChain messages, without passages."""
@@ -79,7 +78,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation without its turns. `window_start` is the first turn that the model was last shown."""
+    """A conversation without its turns.
+
+    `window_start` is the first turn that the model was last shown; `snippet` the place where a search hit a turn.
+    """
 
     session_id: str
     title: str
@@ -87,6 +89,7 @@ class Conversation:
     window_start: int
     created_at: str
     updated_at: str
+    snippet: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,19 @@ class TurnResult:
     interrupted: bool = False
     messages: Sequence[BaseMessage] = field(default=())
     grounding: Mapping[str, Any] | None = None
+    finish_reason: FinishReason | None = None
+    statistics: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] | None = None
 
 
 class ConversationStore(ABC):
     """Keeps conversations. All methods may block and may be called from any thread; a user sees only their own."""
 
     @abstractmethod
-    def conversations(self, user: str) -> list[Conversation]:
-        """A user's conversations, the one used last first."""
+    def conversations(
+        self, user: str, *, query: str = "", limit: int | None = None, offset: int = 0
+    ) -> list[Conversation]:
+        """A user's conversations, the one used last first; those whose title or a turn holds all words of `query`."""
 
     @abstractmethod
     def conversation(self, user: str, session_id: str) -> Conversation | None:
@@ -119,12 +127,31 @@ class ConversationStore(ABC):
         """All turns in order; empty for an unknown conversation."""
 
     @abstractmethod
-    def begin_turn(self, user: str, session_id: str, question: str) -> int:
-        """Notes the question, marked interrupted until `finish_turn`; answers the turn's index."""
+    def turn(self, user: str, turn_id: str) -> tuple[str, Turn] | None:
+        """One turn by its id, with its conversation's name; None where the user has none of that id."""
+
+    @abstractmethod
+    def begin_turn(self, user: str, session_id: str, question: str, *, turn_id: str | None = None) -> int:
+        """Notes the question, marked interrupted until `finish_turn`; answers the turn's index.
+
+        A deleted conversation of that name can be restored no more.
+        """
 
     @abstractmethod
     def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
-        """Stores what came of a turn."""
+        """Stores what came of a turn; feedback on it stays."""
+
+    @abstractmethod
+    def set_feedback(self, user: str, session_id: str, index: int, feedback: Feedback | None) -> bool:
+        """Sets or takes away what the user thinks of an answer; False where there is no such turn."""
+
+    @abstractmethod
+    def rated_turns(self, user: str) -> list[tuple[str, Turn]]:
+        """All turns with feedback, oldest first, each with its conversation's name."""
+
+    @abstractmethod
+    def rename(self, user: str, session_id: str, title: str) -> bool:
+        """Gives a conversation a title; False where there is none of that name."""
 
     @abstractmethod
     def set_window_start(self, user: str, session_id: str, index: int) -> None:
@@ -132,165 +159,22 @@ class ConversationStore(ABC):
 
     @abstractmethod
     def truncate(self, user: str, session_id: str, index: int) -> bool:
-        """Drops the turn of that index and all later ones; False where there is no such turn."""
+        """Drops the turn of that index and all later ones; False where there is no such turn.
+
+        A conversation without turns goes too, unless its title was given by the user.
+        """
 
     @abstractmethod
     def delete(self, user: str, session_id: str) -> bool:
-        """Drops a whole conversation; False where there is none of that name."""
+        """Drops a whole conversation; False where there is none of that name. `restore` brings it back for a day."""
+
+    @abstractmethod
+    def restore(self, user: str, session_id: str) -> bool:
+        """Brings a deleted conversation back; False where there is none, or none any more."""
 
     @abstractmethod
     def close(self) -> None:
         """Gives back files and connections."""
-
-
-class SQLiteConversationStore(ConversationStore):
-    """Conversations in one SQLite file (write-ahead log, so that readers never wait for a writer)."""
-
-    def __init__(self, path: Path) -> None:
-        """Opens or makes the file. Raises DataFolderError where it cannot, or where a newer version wrote it."""
-        self.path = path
-        self._lock = threading.RLock()  # one connection, many threads
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._connection.execute("PRAGMA foreign_keys=ON")
-            self._migrate()
-        except (OSError, sqlite3.Error) as error:
-            raise DataFolderError(
-                f"{path}: conversations cannot be stored there: {error}; make the folder writable or choose another "
-                "with --data",
-                folder=path.parent,
-            ) from error
-
-    def _migrate(self) -> None:
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
-            raise DataFolderError(
-                f"{self.path} was written by a newer version (schema {version}; this one knows {SCHEMA_VERSION}): "
-                "upgrade, or choose another folder with --data",
-                folder=self.path.parent,
-            )
-        if version == 0:
-            self._connection.executescript(f"BEGIN; {SCHEMA} PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-        if version == 1:
-            added = "ALTER TABLE turns ADD COLUMN grounding TEXT"
-            self._connection.executescript(f"BEGIN; {added}; PRAGMA user_version={SCHEMA_VERSION}; COMMIT;")
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-            self._connection.execute("COMMIT")
-
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._connection.execute(query, values).fetchall()
-
-    _CONVERSATION = """
-        SELECT session_id, title,
-            (SELECT count(*) FROM turns t WHERE t.user = c.user AND t.session_id = c.session_id),
-            window_start, created_at, updated_at
-        FROM conversations c """
-
-    def conversations(self, user: str) -> list[Conversation]:
-        query = self._CONVERSATION + "WHERE user = ? ORDER BY updated_at DESC, session_id"
-        return [Conversation(*row) for row in self._rows(query, user)]
-
-    def conversation(self, user: str, session_id: str) -> Conversation | None:
-        rows = self._rows(self._CONVERSATION + "WHERE user = ? AND session_id = ?", user, session_id)
-        return Conversation(*rows[0]) if rows else None
-
-    def turns(self, user: str, session_id: str) -> list[Turn]:
-        rows = self._rows(
-            "SELECT number, question, prompt, answer, sources, placed, num_tokens, interrupted, messages, created_at, "
-            "grounding FROM turns WHERE user = ? AND session_id = ? ORDER BY number",
-            user,
-            session_id,
-        )
-        return [_turn(row) for row in rows]
-
-    def begin_turn(self, user: str, session_id: str, question: str) -> int:
-        now = _now()
-        with self._transaction() as connection:
-            connection.execute(
-                "INSERT INTO conversations VALUES (?, ?, ?, 0, ?, ?) "
-                "ON CONFLICT (user, session_id) DO UPDATE SET updated_at = excluded.updated_at",
-                (user, session_id, title_of(question), now, now),
-            )
-            (index,) = connection.execute(
-                "SELECT coalesce(max(number) + 1, 0) FROM turns WHERE user = ? AND session_id = ?", (user, session_id)
-            ).fetchone()
-            connection.execute(
-                "INSERT INTO turns VALUES (?, ?, ?, ?, '', '', '[]', '[]', 0, 1, NULL, ?, NULL)",
-                (user, session_id, index, question, now),
-            )
-        return int(index)
-
-    def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
-        messages = messages_to_dict(result.messages) if result.messages else None
-        with self._transaction() as connection:
-            connection.execute(
-                "UPDATE turns SET prompt = ?, answer = ?, sources = ?, placed = ?, num_tokens = ?, interrupted = ?, "
-                "messages = ?, grounding = ? WHERE user = ? AND session_id = ? AND number = ?",
-                (
-                    result.prompt,
-                    result.answer,
-                    json.dumps(list(result.sources)),
-                    json.dumps(list(result.placed)),
-                    result.num_tokens,
-                    int(result.interrupted),
-                    None if messages is None else json.dumps(messages),
-                    None if result.grounding is None else json.dumps(result.grounding),
-                    user,
-                    session_id,
-                    index,
-                ),
-            )
-            connection.execute(
-                "UPDATE conversations SET updated_at = ? WHERE user = ? AND session_id = ?", (_now(), user, session_id)
-            )
-
-    def set_window_start(self, user: str, session_id: str, index: int) -> None:
-        with self._transaction() as connection:
-            connection.execute(
-                "UPDATE conversations SET window_start = ? WHERE user = ? AND session_id = ?",
-                (index, user, session_id),
-            )
-
-    def truncate(self, user: str, session_id: str, index: int) -> bool:
-        key = (user, session_id, index)
-        with self._transaction() as connection:
-            if not connection.execute(
-                "SELECT 1 FROM turns WHERE user = ? AND session_id = ? AND number = ?", key
-            ).fetchone():
-                return False
-            connection.execute("DELETE FROM turns WHERE user = ? AND session_id = ? AND number >= ?", key)
-            connection.execute(
-                "UPDATE conversations SET window_start = min(window_start, ?), updated_at = ? "
-                "WHERE user = ? AND session_id = ?",
-                (index, _now(), user, session_id),
-            )
-            if index == 0:
-                connection.execute("DELETE FROM conversations WHERE user = ? AND session_id = ?", key[:2])
-        return True
-
-    def delete(self, user: str, session_id: str) -> bool:
-        with self._transaction() as connection:
-            cursor = connection.execute(
-                "DELETE FROM conversations WHERE user = ? AND session_id = ?", (user, session_id)
-            )
-        return cursor.rowcount > 0
-
-    def close(self) -> None:
-        with self._lock:
-            self._connection.close()
 
 
 class RagstoneChatMessageHistory(BaseChatMessageHistory):
@@ -331,6 +215,11 @@ class RagstoneChatMessageHistory(BaseChatMessageHistory):
         self.store.delete(self.user, self.session_id)
 
 
+def new_turn_id() -> str:
+    """A name for a turn that nobody can guess."""
+    return uuid.uuid4().hex
+
+
 def title_of(question: str) -> str:
     """A conversation's title: its first question on one line, cut at a word."""
     line = " ".join(question.split())
@@ -361,24 +250,3 @@ def _split_turns(messages: Sequence[BaseMessage]) -> list[list[BaseMessage]]:
 
 def _plain(message: BaseMessage) -> BaseMessage:
     return message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message
-
-
-def _turn(row: tuple[Any, ...]) -> Turn:
-    index, question, prompt, answer, sources, placed, num_tokens, interrupted, messages, created_at, grounding = row
-    return Turn(
-        index=index,
-        question=question,
-        prompt=prompt,
-        answer=answer,
-        sources=tuple(json.loads(sources)),
-        placed=tuple(json.loads(placed)),
-        num_tokens=num_tokens,
-        interrupted=bool(interrupted),
-        messages=tuple(messages_from_dict(json.loads(messages))) if messages else (),
-        created_at=created_at,
-        grounding=json.loads(grounding) if grounding else None,
-    )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -23,11 +23,12 @@ from app.conversation import DEFAULT_USER, ConversationChain, ModelRoom, turn_wr
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, engine_config
 from app.errors import NotReadyError
 from app.given_turns import GivenTurns
-from app.history import ConversationStore, SQLiteConversationStore, Turn
+from app.history import ConversationStore, Turn
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
+from app.sqlite_history import SQLiteConversationStore
 from app.turn_lock import TurnLocks
 from app.turn_prompt import PassageRule
 from retrieval.records import IngestResult, Passage
@@ -132,7 +133,7 @@ class Services:
         """
         model = self._present(self._model).model_copy(update={"client": client})
         system_prompt = "\n\n".join(part for part in (self.settings.system_prompt, instructions) if part)
-        answer = chains.answer_chain(model.bind(**options), system_prompt)
+        answer = chains.answers_of(model, system_prompt, options)
         room = self._room(self.engine, system_prompt, options.get("max_tokens"))
         return self.chat.over(GivenTurns(turns), answer, room)
 
@@ -251,7 +252,7 @@ class Services:
             retrieval=chains.retrieval_chain(
                 self._condenser(model), self._search, turn_writer(passages, client.count_tokens, answering)
             ),
-            answer=chains.answer_chain(model, settings.system_prompt),
+            answer=chains.answers_of(model, settings.system_prompt),
             store=self.history,
             locks=self.locks,
             memory=MemoryRule(settings.memory_kind, settings.memory_turns, settings.memory_tokens),
@@ -259,6 +260,15 @@ class Services:
             room=self._room(client, settings.system_prompt),
             count_tokens=client.count_tokens,
             answering=answering,
+            settings={
+                "model": self.model_name,
+                "temperature": settings.temperature,
+                "top_p": settings.top_p,
+                "max_tokens": settings.max_tokens,
+                "memory": settings.memory_kind,
+                "num_passages": settings.num_passages,
+                "grounding": answering.mode if answering else "off",
+            },
         )
         self._llm = chains.llm_chain(model)
         self._model = model
@@ -297,9 +307,9 @@ class Services:
     def _embed(self, texts: Sequence[str]) -> "Vectors":
         return self.knowledge_base.embedder.embed_passages(texts)
 
-    def _search(self, queries: Sequence[str], k: int, *, collections: Sequence[str] | None, user: str) -> list[Passage]:
+    def _search(self, queries: Sequence[str], k: int, **narrowed: Any) -> list[Passage]:
         with self.metrics.retrieval_seconds.time():
-            return self.knowledge_base.search(queries, k, collections=collections, user=user)
+            return self.knowledge_base.search(queries, k, **narrowed)
 
     def _step(self, what: str) -> None:
         self._loading = what

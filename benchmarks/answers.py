@@ -38,12 +38,13 @@ from app.chat_model import ChatRagstone
 from app.conversation import ConversationChain, ModelRoom, turn_writer
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, RequestTimes, engine_config
 from app.evaluation.scoring import is_refusal
-from app.history import SQLiteConversationStore
 from app.memory import MemoryRule
 from app.services import TRUSTED_PARAMETERS
 from app.settings import Settings
+from app.sqlite_history import SQLiteConversationStore
 from app.turn_lock import TurnLocks
 from app.turn_prompt import PassageRule
+from app.turn_statistics import AnswerRecord
 from benchmarks.machine import describe_machine
 from engine import AsyncEngine
 from retrieval import Embedder, KnowledgeBase
@@ -158,7 +159,11 @@ class Product:
                 self._deltas.append((time.perf_counter(), delta))
                 yield delta
 
-        answer: Runnable[Any, str] = chains.answer_chain(model, settings.system_prompt) | RunnableGenerator(noted)
+        make = chains.answers_of(model, settings.system_prompt)
+
+        def answer(options: Mapping[str, Any], record: AnswerRecord) -> Runnable[Any, str]:
+            return make(options, record) | RunnableGenerator(noted)
+
         return ConversationChain(
             retrieval=chains.retrieval_chain(
                 chains.condense_by_context(), find, turn_writer(rule, client.count_tokens, answering)

@@ -395,6 +395,8 @@ class Engine:
         request.check()
         self.kv_cache.publish(request)
         self.kv_cache.trim(request)
+        request.num_draft_tokens += num_drafts
+        request.num_accepted_tokens += num_accepted
         assert self.speculator is not None, "only a speculator drafts"
         self.speculator.count(request, num_drafts, num_accepted)
 
@@ -472,6 +474,8 @@ class Engine:
             num_cached_tokens=request.num_prefix_tokens,
             num_output_tokens=request.num_output_tokens,
             error=error,
+            num_draft_tokens=request.num_draft_tokens,
+            num_accepted_tokens=request.num_accepted_tokens,
         )
 
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:

@@ -38,9 +38,9 @@ class OutputDelta:
     """What one step added to one answer of a request.
 
     `text` may be empty while characters or a possible stop string are held back; the deltas of an answer, joined, are
-    its whole text. `num_*` are running totals. `finish_reason` is set on the last delta of each answer. `tool_calls`
-    are what `ToolCallParser` reads out of the text (with finish reason "tool_calls"); the engine itself leaves them
-    empty.
+    its whole text. `num_*` are running totals; of `num_draft_tokens` guessed at, `num_accepted_tokens` were right.
+    `finish_reason` is set on the last delta of each answer. `tool_calls` are what `ToolCallParser` reads out of the
+    text (with finish reason "tool_calls"); the engine itself leaves them empty.
     """
 
     request_id: str
@@ -55,6 +55,8 @@ class OutputDelta:
     num_output_tokens: int
     error: Exception | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass

@@ -81,6 +81,8 @@ class Request:
         self.num_published = 0
         self.status = RequestStatus.WAITING
         self.num_preemptions = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
 
     @property
     def key(self) -> tuple[str, int]:

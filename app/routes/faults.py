@@ -180,7 +180,9 @@ def _validation_fault(error: RequestValidationError) -> Fault:
     first = error.errors()[0] if error.errors() else None
     if not isinstance(first, Mapping):
         return Fault(422, "invalid_request", str(first or "the request is not valid"))
-    location = [part for part in first.get("loc", ()) if part not in ("body", "query", "path")]
+    location = list(first.get("loc", ()))
+    if location and location[0] in ("body", "query", "path", "header"):  # where it stands, before its name
+        del location[0]
     if first.get("type") == "json_invalid":
         reason, at = first.get("ctx", {}).get("error", ""), ".".join(map(str, location))
         return Fault(422, "invalid_json", f"the body is not valid JSON: {reason} at character {at}")

@@ -24,7 +24,8 @@ from langserve.serialization import WellKnownLCSerializer
 from langserve.validation import StreamEventsParameters, StreamLogParameters
 from pydantic import BaseModel, ValidationError
 
-from app.conversation import CONFIG_SPECS, DEFAULT_USER, ChatInput, ChatOutput, question_of, session_of
+from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
+from app.conversation import DEFAULT_USER
 from app.errors import InputTooLongError, RequestError
 from app.messages import check_text
 from app.routes import sse
@@ -169,28 +170,26 @@ class RequestCheck:
         if run == "batch":
             self._check_batch(body, fixed)
             return
-        self._check_input(body.get("input"), "input")
-        self._check_config(body.get("config", {}), fixed, "config")
+        options = self._check_config(body.get("config", {}), fixed, "config")
+        self._check_input(body.get("input"), "input", options)
 
     def _check_batch(self, body: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
         inputs, config = body.get("inputs"), body.get("config", {})
         if not isinstance(inputs, list):
             raise RequestError('inputs must be a list of objects: [{"input": "…"}, …]', field="inputs")
-        for number, given in enumerate(inputs):
-            self._check_input(given, f"inputs[{number}]")
-        if not isinstance(config, list):
-            self._check_config(config, fixed, "config")
-            return
-        if len(config) != len(inputs):
+        if isinstance(config, list) and len(config) != len(inputs):
             raise RequestError(
                 f"{len(config)} configs for {len(inputs)} inputs: send one for each, or one", field="config"
             )
-        for number, given in enumerate(config):
-            self._check_config(given, fixed, f"config[{number}]")
+        for number, given in enumerate(inputs):
+            one, place = (config[number], f"config[{number}]") if isinstance(config, list) else (config, "config")
+            self._check_input(given, f"inputs[{number}]", self._check_config(one, fixed, place))
+        if not inputs and not isinstance(config, list):
+            self._check_config(config, fixed, "config")
 
-    def _check_input(self, given: Any, place: str) -> None:
+    def _check_input(self, given: Any, place: str, options: ChatOptions) -> None:
         try:
-            question = question_of(given)
+            question = question_of(given, may_be_empty=options.continue_turn)
         except RequestError as error:
             field = f"{place}.{(error.field or '').partition('.')[2]}"
             raise RequestError(error.message.replace(error.field or "", field), field=field) from None
@@ -198,16 +197,24 @@ class RequestCheck:
         if len(question) > limit:
             raise InputTooLongError(given=len(question), limit=limit, field=f"{place}.input")
 
-    def _check_config(self, config: Any, fixed: Mapping[str, Any], place: str) -> None:
+    def _check_config(self, config: Any, fixed: Mapping[str, Any], place: str) -> ChatOptions:
         configurable = {**fixed, **_configurable(config, place)}
         _check_labels(config, place)
         if not self._needs_session:
-            return
+            return ChatOptions()
         if len(session_of(configurable)) > MAX_SESSION_ID_CHARS:
             raise RequestError(
                 f"{place}.configurable.session_id is longer than {MAX_SESSION_ID_CHARS} characters: shorten it",
                 field=f"{place}.configurable.session_id",
             )
+        options = ChatOptions.of(configurable, f"{place}.configurable")
+        if options.model not in (None, self._services.model_name):
+            raise RequestError(
+                f"{place}.configurable.model is {options.model!r}; this server has {self._services.model_name!r}: "
+                "name that one, or none",
+                field=f"{place}.configurable.model",
+            )
+        return options
 
 
 def _configurable(config: Any, place: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """`ragstone-rag` on /v1/chat/completions: an answer from the documents, in OpenAI's shape.
 
 The last message is the question, those before it the conversation; nothing of it is kept. What the answer draws on
-stands beside it, on the message or on the last delta of a stream: `sources`, and `grounding` where answers are checked.
+stands beside it, on the message or on the last delta of a stream: `sources`, `statistics`, and `grounding` where
+answers are checked.
 """
 
 import time
@@ -35,6 +36,10 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "guided_choice": (),
 }
+
+
+# Parts of a chain's answer that stand beside its text; a turn's id and index name nothing where turns are not kept.
+BESIDE = ("sources", "grounding", "statistics")
 
 
 class RagCompletion:
@@ -96,7 +101,7 @@ class RagCompletion:
         try:
             async with aclosing(self._chain.astream({"input": self._question}, config)) as pieces:
                 async for piece in pieces:
-                    yield dict(piece)
+                    yield {name: value for name, value in piece.items() if name == "answer" or name in BESIDE}
         except EngineError as error:
             raise self._body.as_given(error) from None
         if self._client.finish_reason == "abort":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.answering import Answering
-from app.conversation import ChatOutput
+from app.chat_schema import ChatOutput
 from app.fixed_texts import ENGLISH, TRANSLATIONS
 from app.turn_prompt import PassageRule
 from retrieval.evidence import UNRELATED

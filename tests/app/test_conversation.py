@@ -9,11 +9,13 @@ from langchain_core.runnables.utils import AddableDict
 
 from app import chains
 from app.chat_model import ChatRagstone
-from app.conversation import ChatInput, ChatOutput, ConversationChain, ModelRoom, turn_writer
+from app.chat_schema import ChatInput, ChatOutput
+from app.conversation import ConversationChain, ModelRoom, turn_writer
 from app.errors import MissingSessionError, RequestError
 from app.fixed_texts import ENGLISH
-from app.history import RagstoneChatMessageHistory, SQLiteConversationStore
+from app.history import RagstoneChatMessageHistory
 from app.memory import MemoryRule
+from app.sqlite_history import SQLiteConversationStore
 from app.turn_lock import TurnLocks
 from app.turn_prompt import QUESTION_LEAD, PassageRule
 from engine.errors import PromptTooLongError, StepFailedError
@@ -39,7 +41,7 @@ class Setup:
             retrieval=chains.retrieval_chain(
                 chains.condense_by_context(), self.search, turn_writer(rule, self.client.count_tokens, answering)
             ),
-            answer=chains.answer_chain(model, SYSTEM),
+            answer=chains.answers_of(model, SYSTEM),
             store=self.store,
             locks=self.locks,
             memory=memory or MemoryRule("buffer"),
@@ -49,8 +51,8 @@ class Setup:
             answering=answering,
         )
 
-    def search(self, queries, k, *, collections, user):
-        self.searches.append({"queries": queries, "k": k, "collections": collections, "user": user})
+    def search(self, queries, k, *, collections, user, where):
+        self.searches.append({"queries": queries, "k": k, "collections": collections, "user": user, "where": where})
         return self.found
 
     def turns(self, session_id="s"):
@@ -68,10 +70,49 @@ def config(session_id="s", **options):
 
 async def test_sources_come_once_and_first_then_the_answer_in_pieces(setup):
     chunks = [chunk async for chunk in setup.chain.astream({"input": "What is TTFT?"}, config())]
-    assert [sorted(chunk) for chunk in chunks] == [["sources"], ["answer"], ["answer"]]
+    last = ["finish_reason", "index", "statistics", "turn_id"]
+    assert [sorted(chunk) for chunk in chunks] == [["sources"], ["answer"], ["answer"], last]
     assert all(isinstance(chunk, AddableDict) for chunk in chunks)
-    assert [chunk["answer"] for chunk in chunks[1:]] == ["Hello", " world"]
+    assert [chunk["answer"] for chunk in chunks[1:3]] == ["Hello", " world"]
     assert chunks[0]["sources"][0]["text"] == "TTFT is the time to the first token."
+
+
+async def test_what_the_engine_did_comes_last_and_is_kept_with_the_turn(setup):
+    *_, last = [chunk async for chunk in setup.chain.astream({"input": "What is TTFT?"}, config(temperature=0.5))]
+    (turn,) = setup.turns()
+    assert dict(last) == {
+        "turn_id": turn.turn_id,
+        "index": 0,
+        "finish_reason": "stop",
+        "statistics": turn.statistics,
+    }
+    counts = {name: value for name, value in turn.statistics.items() if name.startswith("num_")}
+    sent = sum(len(message["content"].split()) for message in setup.client.requests[0]["messages"])
+    assert counts == {
+        "num_prompt_tokens": sent, "num_cached_tokens": 3, "num_output_tokens": 2, "num_draft_tokens": 0,
+        "num_accepted_tokens": 0, "num_passages": 1, "num_passages_left_out": 0, "num_turns_left_out": 0,
+    }  # fmt: skip
+    assert turn.statistics["time_to_first_token_s"] >= 0
+    assert (turn.finish_reason, turn.settings["temperature"]) == ("stop", 0.5)
+
+
+async def test_options_of_a_turn_reach_the_search_and_the_model(setup):
+    options = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7, "num_passages": 2, "where": {"source": "*.md"}}
+    await setup.chain.ainvoke({"input": "What is TTFT?"}, config(**options))
+    sent = setup.client.requests[0]["params"]
+    assert (sent["temperature"], sent["top_p"], sent["max_tokens"]) == (0.5, 0.9, 7)
+    assert (setup.searches[0]["k"], setup.searches[0]["where"].source) == (2, "*.md")
+
+
+async def test_the_kind_of_memory_can_be_chosen_for_a_turn(tmp_path):
+    setup = Setup(tmp_path, memory=MemoryRule("buffer", turns=1))
+    for number in range(3):
+        await setup.chain.ainvoke({"input": f"question {number}"}, config(memory="window", retrieval=False))
+    shown = [message["content"] for message in setup.client.requests[2]["messages"]]
+    assert shown[1:] == ["question 1", "Hello world", "question 2"]
+    assert setup.turns()[2].statistics["num_turns_left_out"] == 1
+    await setup.chain.ainvoke({"input": "all"}, config(retrieval=False))
+    assert len(setup.client.requests[3]["messages"]) == 8
 
 
 async def test_invoke_equals_the_sum_of_the_stream_and_fits_the_declared_type(setup):
@@ -122,7 +163,7 @@ async def test_a_follow_up_is_searched_as_it_is_and_after_the_question_before(se
 
 async def test_without_retrieval_nothing_is_searched(setup):
     result = await setup.chain.ainvoke({"input": "hi"}, config(retrieval=False))
-    assert result == {"sources": [], "answer": "Hello world"}
+    assert (result["sources"], result["answer"], result["statistics"]["num_passages"]) == ([], "Hello world", 0)
     assert setup.searches == []
     assert setup.client.requests[0]["messages"][-1] == {"role": "user", "content": "hi"}
 
@@ -333,7 +374,7 @@ async def test_turns_that_a_langchain_user_added_are_part_of_the_conversation(se
 def test_the_chain_also_runs_without_an_event_loop(setup):
     assert setup.chain.invoke({"input": "q"}, config())["answer"] == "Hello world"
     chunks = list(setup.chain.stream({"input": "q"}, config()))
-    assert [chunk["answer"] for chunk in chunks[1:]] == ["Hello", " world"]
+    assert [chunk["answer"] for chunk in chunks[1:3]] == ["Hello", " world"]
     assert [turn.interrupted for turn in setup.turns()] == [False, False]
 
 

@@ -7,12 +7,14 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Sys
 
 from app.errors import DataFolderError, NotFoundError
 from app.history import (
+    DELETED_KEPT,
+    Feedback,
     RagstoneChatMessageHistory,
-    SQLiteConversationStore,
     TurnResult,
     require_conversation,
     title_of,
 )
+from app.sqlite_history import MIGRATIONS, SQLiteConversationStore
 
 
 @pytest.fixture
@@ -95,11 +97,119 @@ def test_truncating_at_the_first_turn_drops_the_conversation(store):
     assert store.conversations("local") == []
 
 
-def test_deleting_a_conversation_takes_its_turns_along(store, path):
+def test_a_truncated_conversation_with_a_title_of_its_own_stays(store):
     add(store, "q")
+    store.rename("local", "s", "Mine")
+    store.truncate("local", "s", 0)
+    add(store, "another question")
+    assert [(entry.title, entry.num_turns) for entry in store.conversations("local")] == [("Mine", 1)]
+
+
+def test_a_deleted_conversation_is_nowhere_and_comes_back_whole(store):
+    add(store, "q", "unlikely")
+    (turn,) = store.turns("local", "s")
+    store.set_feedback("local", "s", 0, Feedback("up"))
     assert store.delete("local", "s") is True
     assert store.delete("local", "s") is False
+    assert store.conversations("local") == store.conversations("local", query="unlikely") == []
+    assert store.conversation("local", "s") is None
+    assert store.turns("local", "s") == store.rated_turns("local") == []
+    assert store.turn("local", turn.turn_id) is None
+    assert not any(
+        (
+            store.rename("local", "s", "t"),
+            store.truncate("local", "s", 0),
+            store.set_feedback("local", "s", 0, None),
+            store.restore("ada", "s"),
+        )
+    )
+    assert store.restore("local", "s") is True
+    assert store.restore("local", "s") is False
+    assert [turn.answer for turn in store.turns("local", "s")] == ["unlikely"]
+
+
+def test_a_deleted_conversation_whose_name_is_used_again_is_gone(store):
+    add(store, "old")
+    store.delete("local", "s")
+    assert add(store, "new") == 0
+    assert store.restore("local", "s") is False
+    assert [turn.question for turn in store.turns("local", "s")] == ["new"]
+
+
+def test_after_a_day_a_deleted_conversation_is_gone_from_the_disk(store, path, monkeypatch):
+    add(store, "q")
+    store.delete("local", "s")
+    monkeypatch.setattr("app.sqlite_history.DELETED_KEPT", -DELETED_KEPT)
+    assert store.restore("local", "s") is False
     assert sqlite3.connect(path).execute("SELECT count(*) FROM turns").fetchone() == (0,)
+
+
+# ── lists and searches ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_list_is_read_in_pages(store):
+    for name in "abcde":
+        add(store, f"question {name}", session_id=name)
+    names = [entry.session_id for entry in store.conversations("local")]
+    pages = [store.conversations("local", limit=2, offset=start) for start in (0, 2, 4, 6)]
+    assert [[entry.session_id for entry in page] for page in pages] == [names[:2], names[2:4], names[4:], []]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("ttft", {"a": "What is TTFT?"}),
+        ("CAFÉ strasse", {"b": "the cafe in the Straße"}),
+        ("cafe xyz", {}),
+        ("東京", {"c": "東京は?"}),
+        ("%", {}),
+        ("  ", {"a": None, "b": None, "c": None, "d": None}),
+        ("named", {"d": None}),
+    ],
+)
+def test_a_search_looks_in_titles_questions_and_answers(store, query, found):
+    add(store, "What is TTFT?", session_id="a")
+    add(store, "where?", "the cafe in the Straße", session_id="b")
+    add(store, "東京は?", session_id="c")
+    add(store, "q", session_id="d")
+    add(store, query, user="ada", session_id="e")
+    store.rename("local", "d", "Named by hand")
+    assert {entry.session_id: entry.snippet for entry in store.conversations("local", query=query)} == found
+
+
+def test_a_snippet_is_cut_around_the_hit(store):
+    add(store, "q", "word " * 100 + "NEEDLE" + " word" * 100)
+    (entry,) = store.conversations("local", query="needle")
+    assert entry.snippet.startswith("…word")
+    assert entry.snippet.endswith("word…")
+    assert "NEEDLE" in entry.snippet
+    assert len(entry.snippet) <= 122
+
+
+# ── what is known of a turn ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_turn_is_found_by_its_id_by_its_user_alone(store):
+    add(store, "q0")
+    add(store, "q1", finish_reason="length", statistics={"num_output_tokens": 3}, settings={"model": "m"})
+    turn = store.turns("local", "s")[1]
+    assert (turn.finish_reason, turn.statistics, turn.settings) == ("length", {"num_output_tokens": 3}, {"model": "m"})
+    assert store.turn("local", turn.turn_id) == ("s", turn)
+    assert store.turn("ada", turn.turn_id) is None
+    assert len({turn.turn_id for turn in store.turns("local", "s")}) == 2
+
+
+def test_feedback_is_kept_with_the_turn_and_can_be_taken_back(store):
+    add(store, "q")
+    add(store, "q", user="ada")
+    assert store.set_feedback("local", "s", 0, Feedback("down", "wrong")) is True
+    assert store.set_feedback("local", "s", 1, Feedback("up")) is False
+    store.finish_turn("local", "s", 0, TurnResult(answer="again"))
+    ((session_id, turn),) = store.rated_turns("local")
+    assert (session_id, turn.answer, turn.feedback) == ("s", "again", Feedback("down", "wrong"))
+    assert store.rated_turns("ada") == []
+    store.set_feedback("local", "s", 0, None)
+    assert store.rated_turns("local") == []
 
 
 def test_an_unknown_conversation_is_named_in_the_error(store):
@@ -114,16 +224,27 @@ def test_a_store_of_a_newer_version_is_refused(path):
         SQLiteConversationStore(path)
 
 
-def test_a_store_of_the_version_before_is_brought_up_to_date(store, path):
-    add(store, "q")
-    store.close()
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
+def test_a_file_of_every_earlier_version_is_brought_up_to_date(path, version):
     with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE turns DROP COLUMN grounding")
-        connection.execute("PRAGMA user_version=1")
+        connection.executescript("".join(MIGRATIONS[:version]))
+        connection.execute(f"PRAGMA user_version={version}")
+        connection.execute("INSERT INTO conversations VALUES ('local', 's', 'title', 0, 'then', 'then')")
+        for number in range(2):
+            connection.execute(
+                "INSERT INTO turns (user, session_id, number, question, prompt, answer, sources, placed, num_tokens, "
+                "interrupted, created_at) VALUES ('local', 's', ?, 'q', 'p', 'a', '[]', '[]', 3, 0, 'then')",
+                (number,),
+            )
     upgraded = SQLiteConversationStore(path)
-    assert [(turn.question, turn.grounding) for turn in upgraded.turns("local", "s")] == [("q", None)]
-    upgraded.finish_turn("local", "s", 0, TurnResult(answer="a", grounding={"state": "answered"}))
-    assert upgraded.turns("local", "s")[0].grounding == {"state": "answered"}
+    turns = upgraded.turns("local", "s")
+    assert [(turn.answer, turn.statistics, turn.finish_reason, turn.feedback) for turn in turns] == [
+        ("a", None, None, None)
+    ] * 2
+    assert len({turn.turn_id for turn in turns if len(turn.turn_id) == 32}) == 2
+    add(upgraded, "q", grounding={"state": "answered"})
+    assert upgraded.turns("local", "s")[2].grounding == {"state": "answered"}
+    assert (upgraded.delete("local", "s"), upgraded.restore("local", "s")) == (True, True)
 
 
 def test_a_file_that_is_no_database_is_refused_by_name(path):

@@ -15,6 +15,8 @@ from tests.app.serving import RunningServer, events, question, scripted_app
 
 RUN_ROUTES = ("invoke", "batch", "stream", "stream_log", "stream_events")
 SOURCE_KEYS = ["document_id", "heading", "n", "page", "score", "text", "title"]
+LAST_KEYS = ["finish_reason", "index", "statistics", "turn_id"]
+OUTPUT_KEYS = sorted(["answer", "grounding", "sources", *LAST_KEYS])
 TTFT = "What does TTFT measure?"
 
 
@@ -27,7 +29,7 @@ def config(session_id):
 
 def test_invoke_answers_with_the_right_source(server):
     reply = server.post("/chat/invoke", question(TTFT, "invoke")).json()
-    assert sorted(reply["output"]) == ["answer", "grounding", "sources"]
+    assert sorted(reply["output"]) == OUTPUT_KEYS
     (sentence,) = reply["output"]["grounding"]["sentences"]
     assert (sentence["n"], sentence["supported"]) == (1, True)
     first = reply["output"]["sources"][0]
@@ -51,8 +53,10 @@ def test_stream_sends_metadata_sources_deltas_and_end(server):
     assert list(json.loads(found[0][1])) == ["run_id"]
     chunks = [json.loads(data) for name, data in found if name == "data"]
     assert list(chunks[0]) == ["sources"]
-    assert all(list(chunk) == ["answer"] for chunk in chunks[1:-1])
-    assert list(chunks[-1]) == ["grounding"]
+    assert all(list(chunk) == ["answer"] for chunk in chunks[1:-2])
+    assert list(chunks[-2]) == ["grounding"]
+    assert sorted(chunks[-1]) == LAST_KEYS
+    assert chunks[-1]["statistics"]["num_output_tokens"] > 0
     assert len(chunks) > 3
 
 
@@ -61,11 +65,14 @@ def test_the_bytes_of_a_stream_are_langserves(tmp_path):
         server.wait_until_ready()
         text = server.post("/chat/stream", question("hi")).text
     run_id = json.loads(events(text)[0][1])["run_id"]
+    last = events(text)[-2][1]
+    assert sorted(json.loads(last)) == LAST_KEYS
     assert text == (
         f'event: metadata\r\ndata: {{"run_id":"{run_id}"}}\r\n\r\n'
         'event: data\r\ndata: {"sources":[]}\r\n\r\n'
         'event: data\r\ndata: {"answer":"Hello"}\r\n\r\n'
         'event: data\r\ndata: {"answer":" world"}\r\n\r\n'
+        f"event: data\r\ndata: {last}\r\n\r\n"
         "event: end\r\n\r\n"
     )
 
@@ -106,7 +113,7 @@ async def test_log_and_events_of_a_run_reach_the_client(server):
     final = None
     async for patch in chat.astream_log({"input": TTFT}, config("log")):
         final = patch if final is None else final + patch
-    assert sorted(final.state["final_output"]) == ["answer", "grounding", "sources"]
+    assert sorted(final.state["final_output"]) == OUTPUT_KEYS
     kinds = [
         entry["event"] async for entry in chat.astream_events({"input": TTFT}, version="v2", config=config("events"))
     ]
@@ -293,11 +300,41 @@ def test_a_config_that_is_no_object_is_422(server, given):
         assert response.status_code == 422
 
 
-def test_options_of_the_wrong_type_are_422(server):
-    for option in ({"retrieval": "perhaps"}, {"collections": "handbook"}, {"collections": [1]}):
-        for run in ("invoke", "stream", "batch"):
-            response = server.post(f"/chat/{run}", body_for(run, "hi", {"configurable": {"session_id": "s", **option}}))
-            assert response.status_code == 422, (option, run)
+@pytest.mark.parametrize("run", ["invoke", "stream", "batch"])
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ({"retrieval": "perhaps"}, "retrieval"),
+        ({"collections": "handbook"}, "collections"),
+        ({"collections": [1]}, "collections.0"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": "0.5"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"memory": "elephant"}, "memory"),
+        ({"num_passages": 51}, "num_passages"),
+        ({"model": "another"}, "model"),
+        ({"continue_turn": "yes"}, "continue_turn"),
+        ({"where": []}, "where"),
+        ({"where": {"author": "Ada"}}, "where.author"),
+        ({"where": {"added_after": "yesterday"}}, "where.added_after"),
+        ({"where": {"metadata": {"year": {"from": 1}}}}, "where.metadata.year"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_422_and_named(server, run, option, field):
+    response = server.post(f"/chat/{run}", body_for(run, "hi", {"configurable": {"session_id": "s", **option}}))
+    error = response.json()["error"]
+    assert (response.status_code, error["field"]) == (422, f"config.configurable.{field}")
+    assert error["message"].startswith(f"config.configurable.{field}")
+
+
+def test_options_of_a_turn_are_honoured(server):
+    body = question(TTFT, "options", max_tokens=2, retrieval=False, temperature=0.0, model=server.services.model_name)
+    output = server.post("/chat/invoke", body).json()["output"]
+    assert (output["finish_reason"], output["statistics"]["num_output_tokens"]) == ("length", 2)
+    assert server.services.history.turns("local", "options")[0].settings["max_tokens"] == 2
 
 
 def test_a_broken_hash_is_400(server):

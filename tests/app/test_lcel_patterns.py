@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from app.chat_model import ChatRagstone
 from app.engine_client import local_client
-from app.history import RagstoneChatMessageHistory, SQLiteConversationStore
+from app.history import RagstoneChatMessageHistory
+from app.sqlite_history import SQLiteConversationStore
 from engine.errors import PromptTooLongError
 from tests.app.scripted import until
 

@@ -1,0 +1,188 @@
+"""What /chat takes and gives: the question, the options of one turn, and the answer with what stands beside it.
+
+Shapes and their checks only; what the options do is `app/conversation.py`'s business.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from langchain_core.runnables.utils import ConfigurableFieldSpec
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from app.answering import Grounding
+from app.errors import MissingSessionError, RequestError
+from app.memory import MemoryKind
+from app.turn_statistics import TurnStatistics
+from retrieval.records import Filter, Scalar
+
+MAX_COLLECTIONS = 100
+
+
+class ChatInput(BaseModel):
+    """What /chat and /llm take."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"input": "What does TTFT measure?"}]})
+
+    input: str = Field(description="The question.")
+
+
+class Source(BaseModel):
+    """A passage that an answer draws on. `n` is its number in the conversation, by which the model knows it."""
+
+    n: int
+    document_id: str
+    title: str
+    page: int | None = None
+    heading: str | None = None
+    text: str
+    score: float
+
+
+class ChatOutput(BaseModel):
+    """What /chat answers. When streamed, `sources` come once and first, then the answer in pieces, then `grounding`.
+
+    `grounding` is missing where answers are not checked (`grounding = off`). Last come, together, the turn's id and
+    index, how the answer ended, and what the engine did for it.
+    """
+
+    answer: str
+    sources: list[Source]
+    grounding: Grounding | None = None
+    turn_id: str | None = None
+    index: int | None = Field(default=None, description="The turn's place in its conversation, from 0.")
+    finish_reason: Literal["stop", "length", "abort", "error"] | None = Field(
+        default=None, description="length: cut by max_tokens; `continue_turn` goes on."
+    )
+    statistics: TurnStatistics | None = None
+
+
+class Where(BaseModel):
+    """Which documents a search may find; all conditions that are given must hold."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"source": "*.pdf", "added_after": "2026-01-01T00:00:00Z", "metadata": {"author": "Ada"}}]
+        },
+    )
+
+    source: str | None = Field(
+        default=None, max_length=1000, description="Pattern of sources: * any characters, ? one, […] one of these."
+    )
+    added_after: datetime | None = Field(default=None, description="ISO 8601; without a zone, UTC.")
+    added_before: datetime | None = Field(default=None, description="ISO 8601; without a zone, UTC.")
+    metadata: dict[str, Scalar | list[Scalar]] = Field(
+        default_factory=dict, max_length=20, description="Key to the value that it must have, or to several."
+    )
+
+    def filter(self) -> Filter | None:
+        """The search's filter; None where there is no condition."""
+        if not self.model_dump(exclude_defaults=True):
+            return None
+        return Filter(
+            source=self.source,
+            added_after=_with_zone(self.added_after),
+            added_before=_with_zone(self.added_before),
+            metadata=self.metadata,
+        )
+
+
+class ChatOptions(BaseModel):
+    """`configurable` of one turn. What is not given is as the server's settings have it; other keys are left alone."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: str | None = Field(default=None, max_length=1000, description="The chat model's name on /v1.")
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, strict=True, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0, strict=True, allow_inf_nan=False)
+    max_tokens: int | None = Field(default=None, ge=1, strict=True, description="Longest answer in tokens.")
+    memory: MemoryKind | None = Field(default=None, description="Earlier turns that the model sees.")
+    num_passages: int | None = Field(default=None, ge=0, le=50, strict=True, description="Passages for the question.")
+    retrieval: bool = Field(default=True, description="Search the documents.")
+    collections: list[str] | None = Field(
+        default=None, max_length=MAX_COLLECTIONS, description="Search only these collections; null searches all."
+    )
+    where: Where | None = Field(default=None, description="Search only documents that pass.")
+    continue_turn: bool = Field(
+        default=False,
+        strict=True,
+        description="Go on with the last answer, cut or stopped; the question is not looked at.",
+    )
+
+    @classmethod
+    def of(cls, configurable: dict[str, Any], place: str = "config.configurable") -> "ChatOptions":
+        """The options in a config. Raises RequestError, naming the first one that is wrong by its place."""
+        try:
+            return cls.model_validate(configurable)
+        except ValidationError as error:
+            first = error.errors()[0]
+            names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part) not in _UNION_MEMBERS]
+            field = ".".join([place, *names])
+            raise RequestError(f"{field}: {first['msg']}", field=field) from None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Options of a call of the model."""
+        given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def as_settings(self) -> dict[str, Any]:
+        """What was chosen for a turn, as it is kept with it."""
+        return self.model_dump(mode="json", exclude_unset=True, exclude={"continue_turn"})
+
+
+# Pydantic names these in the place of an error; they are no part of what was sent.
+_UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "none", "list[union[str,int,float,bool,none]]"})
+
+CONFIG_SPECS = [
+    ConfigurableFieldSpec(
+        id="session_id", annotation=str, name="Session", description="Names the conversation; required.", default=""
+    ),
+    *(
+        ConfigurableFieldSpec(
+            id=name,
+            annotation=field.annotation,
+            name=name.replace("_", " ").capitalize(),
+            description=field.description,
+            default=field.default,
+        )
+        for name, field in ChatOptions.model_fields.items()
+    ),
+]
+
+
+def session_of(configurable: dict[str, Any]) -> str:
+    """The session's name. Raises MissingSessionError where it is missing or empty, RequestError for no text."""
+    session_id = configurable.get("session_id")
+    if session_id is None or session_id == "":
+        raise MissingSessionError
+    if not isinstance(session_id, str):
+        raise RequestError(
+            f"config.configurable.session_id must be a text, not {json.dumps(session_id, default=repr)[:80]}: put it "
+            "in quotes",
+            field="config.configurable.session_id",
+        )
+    if not session_id.strip():
+        raise MissingSessionError
+    return session_id
+
+
+def question_of(given: Any, *, may_be_empty: bool = False) -> str:
+    """The question in a chain's input: `{"input": str}`. Raises RequestError for anything else."""
+    question = given.get("input") if isinstance(given, dict) else getattr(given, "input", None)
+    if not isinstance(question, str):
+        raise RequestError('the input must be an object with the question: {"input": "…"}', field="input.input")
+    if not question.strip() and not may_be_empty:
+        raise RequestError("input.input is empty: send a question", field="input.input")
+    unknown = sorted(str(name)[:80] for name in given if name != "input") if isinstance(given, dict) else []
+    if unknown:
+        raise RequestError(
+            f'input.{unknown[0]} is not known here: the question goes into "input", options into config.configurable',
+            field=f"input.{unknown[0]}",
+        )
+    return question
+
+
+def _with_zone(moment: datetime | None) -> datetime | None:
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

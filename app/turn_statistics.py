@@ -1,0 +1,116 @@
+"""What the engine did for one answer: watched at the engine's client, told to the reader, kept with the turn."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, Field
+
+from app.engine_client import EngineClient
+from app.messages import Message
+
+if TYPE_CHECKING:
+    from engine.outputs import OutputDelta
+
+
+class TurnStatistics(BaseModel):
+    """Times in seconds. Where the model was not asked, or said nothing, times are null and counts 0."""
+
+    time_to_first_token_s: float | None = Field(default=None, description="From asking the model to its first token.")
+    tokens_per_s: float | None = Field(default=None, description="After the first token.")
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = Field(default=0, description="Of the prompt, found in the prefix cache.")
+    num_output_tokens: int = 0
+    num_draft_tokens: int = Field(default=0, description="Guessed at by speculation.")
+    num_accepted_tokens: int = Field(default=0, description="Of the drafts, those that were right.")
+    num_passages: int = 0
+    num_passages_left_out: int = Field(default=0, description="Found, and without room in the prompt.")
+    num_turns_left_out: int = Field(default=0, description="Earlier turns that the model was not shown.")
+
+
+class AnswerRecord:
+    """Watches the requests for one answer. `continues` is text that the answer begins with, in the model's mouth."""
+
+    def __init__(self, continues: str = "") -> None:
+        self.continues = continues
+        self.last: OutputDelta | None = None
+        self._started: float | None = None
+        self._first: float | None = None
+        self._newest: float | None = None
+        self._num_before_first = 0
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The engine's; None where the model was not asked, or its answer was not read to the end."""
+        return None if self.last is None else self.last.finish_reason
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the answer ended at max_tokens."""
+        return self.finish_reason == "length"
+
+    def statistics(self, **counts: int) -> TurnStatistics:
+        """What is known so far; `counts` are those that the engine cannot know."""
+        last, started, first, newest = self.last, self._started, self._first, self._newest
+        if last is None or started is None:
+            return TurnStatistics(**counts)
+        rate = None
+        if first is not None and newest is not None and newest > first:
+            rate = round((last.num_output_tokens - self._num_before_first) / (newest - first), 2)
+        return TurnStatistics(
+            time_to_first_token_s=None if first is None else round(first - started, 4),
+            tokens_per_s=rate,
+            num_prompt_tokens=last.num_prompt_tokens,
+            num_cached_tokens=last.num_cached_tokens,
+            num_output_tokens=last.num_output_tokens,
+            num_draft_tokens=last.num_draft_tokens,
+            num_accepted_tokens=last.num_accepted_tokens,
+            **counts,
+        )
+
+    def watch(self, client: EngineClient) -> EngineClient:
+        """The client, its streams of chat noted here."""
+        watched: Any = _Watched(client, self)
+        return watched  # type: ignore[no-any-return]  # what it does not have itself it passes on
+
+    def begin(self) -> None:
+        """The model is asked now."""
+        self._started = time.monotonic()
+
+    def note(self, delta: "OutputDelta") -> None:
+        """Takes one delta into account."""
+        now = time.monotonic()
+        if delta.num_output_tokens and self._first is None:
+            self._first, self._num_before_first = now, delta.num_output_tokens
+        if delta.token_ids:
+            self._newest = now
+        self.last = delta
+
+
+class _Watched:
+    def __init__(self, client: EngineClient, record: AnswerRecord) -> None:
+        self._client = client
+        self._record = record
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def stream_chat(
+        self, messages: Sequence[Message], params: Mapping[str, Any], **options: Any
+    ) -> "AsyncGenerator[OutputDelta, None]":
+        self._record.begin()
+        if self._record.continues:
+            # A chat template knows no answer that goes on: its tokens up to the answer, and those of what was said.
+            begun = await asyncio.to_thread(self._begun, messages)
+            stream = self._client.stream_text(begun, params, **options)
+        else:
+            stream = self._client.stream_chat(messages, params, **options)
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                self._record.note(delta)
+                yield delta
+
+    def _begun(self, messages: Sequence[Message]) -> list[int]:
+        return [*self._client.encode_chat(messages), *self._client.encode(self._record.continues, add_bos=False)]
