@@ -129,7 +129,7 @@ class ChatOptions(BaseModel):
 
     def as_settings(self) -> dict[str, Any]:
         """What was chosen for a turn, as it is kept with it."""
-        return self.model_dump(mode="json", exclude_unset=True, exclude={"continue_turn"})
+        return self.model_dump(mode="json", exclude_defaults=True, exclude={"continue_turn"})
 
 
 # Pydantic names these in the place of an error; they are no part of what was sent.

@@ -344,10 +344,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             grounding=turn.grounding,
             finish_reason=turn.finish_reason,
             statistics=turn.statistics,
-            settings={
-                **self._settings,
-                **turn.options.model_dump(mode="json", exclude_unset=True, exclude={"continue_turn"}),
-            },
+            settings={**self._settings, **turn.options.as_settings()},
         )
         self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
 

@@ -192,6 +192,13 @@ class NotFoundError(RequestError):
     status_code = 404
 
 
+class ConflictError(RequestError):
+    """A request that does not go with what there is: a name that is taken, an answer that is complete."""
+
+    code = "conflict"
+    status_code = 409
+
+
 class NotReadyError(RequestError):
     """The server is up, but a part that this request needs is still loading or has failed."""
 

@@ -16,7 +16,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import __version__
 from app.browser_guard import BrowserGuard
 from app.request_id import HEADER, RequestIds
-from app.routes import completions, conversations, documents, embeddings, faults, health, langserve, openai, tokens
+from app.routes import (
+    collections,
+    completions,
+    conversations,
+    document_content,
+    documents,
+    embeddings,
+    faults,
+    feedback,
+    health,
+    langserve,
+    openai,
+    tokens,
+)
 from app.services import Services
 from app.settings import Settings
 
@@ -24,10 +37,13 @@ from app.settings import Settings
 MAX_BODY_BYTES = 8 << 20
 UPLOAD_PATH = "/api/v1/documents"
 
+# All under /api/v1.
+API_FAMILIES = (documents, document_content, collections, conversations, feedback)
+
 DESCRIPTION = """\
 Chat with your documents. `/chat` answers from them (LangServe's protocol: `RemoteRunnable`, or plain POST), and so does
 the model `ragstone-rag` on `/v1/chat/completions` (OpenAI's protocol); by its own name, the chat model answers alone.
-`/api/v1` holds documents and conversations.
+`/api/v1` holds documents, collections, conversations and feedback.
 """
 
 
@@ -49,8 +65,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.services = services
     faults.install(app)
-    for router in (langserve, openai, completions, embeddings, tokens, health, documents, conversations):
-        app.include_router(router.create_router(services))
+    for family in (langserve, openai, completions, embeddings, tokens, health, *API_FAMILIES):
+        app.include_router(family.create_router(services))
 
     @app.get("/", include_in_schema=False)
     async def index() -> RedirectResponse:

@@ -27,6 +27,7 @@ from retrieval.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from retrieval.originals import OriginalStore
 from retrieval.schema import migrate
 
 FILE_NAME = "catalog.sqlite3"
@@ -43,6 +44,7 @@ class Catalog:
 
     def __init__(self, folder: Path, *, write_wait_s: float = _WRITE_WAIT_S) -> None:
         self.path = folder / FILE_NAME
+        self.originals = OriginalStore(folder / "originals")
         self._write_wait_s = write_wait_s
         self._idle: list[sqlite3.Connection] = []
         self._lock = threading.Lock()
@@ -86,7 +88,9 @@ class Catalog:
         with self._transaction("BEGIN IMMEDIATE") as connection:
             # Whole microseconds, which callers read back as datetimes without rounding: a finer moment would fall
             # before itself in a filter.
-            yield CatalogWriter(connection, datetime.now(UTC).timestamp())
+            writer = CatalogWriter(connection, datetime.now(UTC).timestamp())
+            yield writer
+            self.originals.remove(writer.contents_without_use())
 
     def bind_embedder(self, embedder: PassageEmbedder) -> None:
         """Records the embedder in a store that has no vectors, or checks it against the recorded one.

@@ -85,8 +85,10 @@ class CatalogReader:
     def collections(self, user: str) -> list[CollectionInfo]:
         """The collections that `user` may search: own and shared ones."""
         rows = self._db.execute(
-            "SELECT name, owner, visibility, (SELECT count(*) FROM documents WHERE collection_id = c.id) "
-            "FROM collections c WHERE owner = ? OR visibility = 'shared' ORDER BY name, owner",
+            "SELECT name, owner, visibility, (SELECT count(*) FROM documents WHERE collection_id = c.id), "
+            f"(SELECT count(*) FROM documents d {_CURRENT} JOIN chunks k ON k.version_id = v.id "
+            "WHERE d.collection_id = c.id) FROM collections c "
+            "WHERE owner = ? OR visibility = 'shared' ORDER BY name, owner",
             (user,),
         )
         return [CollectionInfo(*row) for row in rows]
@@ -100,14 +102,15 @@ class CatalogReader:
         row = self._db.execute("SELECT id FROM collections WHERE owner = ? AND name = ?", (owner, name)).fetchone()
         return None if row is None else int(row[0])
 
-    def documents(self, user: str, collection: str | None) -> list[DocumentInfo]:
-        """Documents that `user` may search, by collection and source."""
+    def documents(self, user: str, collection: str | None, uid: str | None = None) -> list[DocumentInfo]:
+        """Documents that `user` may search, by collection and source; with `uid`, that one of them."""
         rows = self._db.execute(
             "SELECT d.uid, v.title, d.source, c.name, v.content_hash, "
-            "(SELECT count(*) FROM chunks WHERE version_id = v.id), v.num_pages, v.size_bytes, v.added_at, v.number "
-            f"FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
-            "WHERE (c.owner = ?1 OR c.visibility = 'shared') AND (?2 IS NULL OR c.name = ?2) ORDER BY c.name, d.source",
-            (user, collection),
+            "(SELECT count(*) FROM chunks WHERE version_id = v.id), v.num_pages, v.size_bytes, v.added_at, v.number, "
+            f"v.metadata FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
+            "WHERE (c.owner = ?1 OR c.visibility = 'shared') AND (?2 IS NULL OR c.name = ?2) "
+            "AND (?3 IS NULL OR d.uid = ?3) ORDER BY c.name, d.source",
+            (user, collection, uid),
         )
         return [
             DocumentInfo(
@@ -122,9 +125,33 @@ class CatalogReader:
                 added_at=datetime.fromtimestamp(row[8], UTC),
                 status="ready",
                 version=row[9],
+                metadata=json.loads(row[10]),
             )
             for row in rows
         ]
+
+    def placed_parts(self, uid: str) -> list[tuple[int | None, Part]]:
+        """All chunks of a document's current version, in order, each with its page."""
+        rows = self._db.execute(
+            "SELECT c.page, c.ordinal, c.text, c.headings, c.start_offset, c.end_offset "
+            f"FROM documents d {_CURRENT} JOIN chunks c ON c.version_id = v.id WHERE d.uid = ? ORDER BY c.ordinal",
+            (uid,),
+        )
+        return [
+            (page, Part(number, text, tuple(json.loads(headings)), *span))
+            for page, number, text, headings, *span in rows
+        ]
+
+    def owner_of(self, uid: str) -> str | None:
+        """Who owns the collection that the document is in; None where there is no such document."""
+        row = self._db.execute(
+            "SELECT c.owner FROM documents d JOIN collections c ON c.id = d.collection_id WHERE d.uid = ?", (uid,)
+        ).fetchone()
+        return None if row is None else str(row[0])
+
+    def contents(self) -> set[str]:
+        """The hashes of all contents that a version was made of."""
+        return {str(row[0]) for row in self._db.execute("SELECT DISTINCT content_hash FROM versions")}
 
     def stored_version(self, owner: str, collection: str, source: str) -> StoredVersion | None:
         """The current version of the document with this identity."""

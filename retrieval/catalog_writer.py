@@ -38,6 +38,7 @@ class CatalogWriter(CatalogReader):
     def __init__(self, connection: sqlite3.Connection, now: float) -> None:
         super().__init__(connection)
         self._now = now
+        self._dropped_contents: set[str] = set()
 
     def record_embedder(self, name: str, fingerprint: str, dimension: int) -> None:
         values = [
@@ -122,18 +123,27 @@ class CatalogWriter(CatalogReader):
         """Deletes documents of one collection by source; returns how many there were."""
         return self._delete("source", sources, collection_id)
 
-    def owner_of(self, uid: str) -> str | None:
-        """Who owns the collection that the document is in; None where there is no such document."""
-        row = self._db.execute(
-            "SELECT c.owner FROM documents d JOIN collections c ON c.id = d.collection_id WHERE d.uid = ?", (uid,)
-        ).fetchone()
-        return None if row is None else str(row[0])
+    def delete_collection(self, owner: str, name: str) -> bool:
+        """Deletes a collection with its documents; False where the owner has none of that name."""
+        collection_id = self.collection_id(owner, name)
+        if collection_id is None:
+            return False
+        self.delete_sources(collection_id, self.sources(collection_id))
+        self._db.execute("DELETE FROM collections WHERE id = ?", (collection_id,))
+        return True
+
+    def contents_without_use(self) -> set[str]:
+        """Hashes of the contents that this transaction took the last document of."""
+        hashes = list(self._dropped_contents)
+        used = {str(row[0]) for row in self._in("SELECT content_hash FROM versions WHERE content_hash IN ({})", hashes)}
+        return self._dropped_contents - used
 
     def sweep(self) -> None:
         """Drops superseded versions and vectors that nothing has used for long."""
         old = self._db.execute(
             "SELECT id FROM versions WHERE superseded_at < ?", (self._now - SUPERSEDED_KEPT_S,)
         ).fetchall()
+        self._note_contents([version_id for (version_id,) in old], "id")
         for (version_id,) in old:
             vectors = self._vectors_of("c.version_id = ?", version_id)
             self._db.execute("DELETE FROM versions WHERE id = ?", (version_id,))
@@ -169,6 +179,7 @@ class CatalogWriter(CatalogReader):
     def _delete(self, column: str, keys: Sequence[str], collection_id: int | None = None) -> int:
         sql = f"SELECT id FROM documents WHERE {column} IN ({{}}) AND (? IS NULL OR collection_id = ?)"
         ids = [int(row[0]) for row in self._in(sql, keys, (collection_id, collection_id))]
+        self._note_contents(ids, "document_id")
         for document_id in ids:
             vectors = self._vectors_of("v.document_id = ?", document_id)
             self._db.execute("DELETE FROM documents WHERE id = ?", (document_id,))
@@ -176,6 +187,10 @@ class CatalogWriter(CatalogReader):
         if ids:
             self._changed()
         return len(ids)
+
+    def _note_contents(self, ids: Sequence[int], column: str) -> None:
+        rows = self._in(f"SELECT content_hash FROM versions WHERE {column} IN ({{}})", ids)
+        self._dropped_contents.update(str(row[0]) for row in rows)
 
     def _vectors_of(self, where: str, value: int) -> list[tuple[int]]:
         sql = f"SELECT DISTINCT c.vector_id FROM chunks c JOIN versions v ON v.id = c.version_id WHERE {where}"

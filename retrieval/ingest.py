@@ -117,10 +117,21 @@ class Ingestor:
         return self._reported(shown, read, source, collection, owner, embedded)
 
     def ingest_bytes(
-        self, data: bytes, name: str, source: str, *, collection: str, owner: str, embedded: Embedded | None = None
+        self,
+        data: bytes,
+        name: str,
+        source: str,
+        *,
+        collection: str,
+        owner: str,
+        embedded: Embedded | None = None,
+        again: bool = False,
     ) -> IngestResult:
-        """Takes in a file that is in memory. `name` gives its format, `source` is its identity."""
-        return self._reported(source, lambda: (name, data), source, collection, owner, embedded)
+        """Takes in a file that is in memory. `name` gives its format, `source` is its identity.
+
+        With `again` it is read anew also where nothing has changed.
+        """
+        return self._reported(source, lambda: (name, data), source, collection, owner, embedded, again)
 
     def _reported(
         self,
@@ -130,10 +141,11 @@ class Ingestor:
         collection: str,
         owner: str,
         embedded: Embedded | None,
+        again: bool = False,
     ) -> IngestResult:
         try:
             name, data = read()
-            result = self._ingest(name, data, shown, source, collection, owner, embedded)
+            result = self._ingest(name, data, shown, source, collection, owner, embedded, again)
         except (LoadError, StoreFullError, StoreBusyError) as error:
             result = IngestResult(shown, "failed", None, 0, 0, str(error))
         except OSError as error:
@@ -150,11 +162,14 @@ class Ingestor:
         collection: str,
         owner: str,
         embedded: Embedded | None,
+        again: bool,
     ) -> IngestResult:
         content_hash = hashlib.sha256(data).hexdigest()
         with self._catalog.reading() as reader:
             stored = reader.stored_version(owner, collection, source)
-        if stored is not None and (stored.content_hash, stored.revision) == (content_hash, REVISION):
+        is_known = stored is not None and (stored.content_hash, stored.revision) == (content_hash, REVISION)
+        if stored is not None and is_known and not again:
+            self._keep_original(content_hash, data)
             return IngestResult(shown, "unchanged", stored.document_id, stored.num_chunks, stored.num_pages, None)
         document = load(name, data)
         chunks = chunk_document(document, self._embedder.count_tokens, self._embedder.max_tokens)
@@ -172,10 +187,18 @@ class Ingestor:
             digests=[text_digest(text) for text in texts],
             metadata=document.metadata,
         )
-        ids = self.put(owner, collection, [new], texts, embedded)
+        with self._catalog.originals.adding(content_hash, data) as keep:
+            ids = self.put(owner, collection, [new], texts, embedded, keep)
         return IngestResult(
             shown, "added" if stored is None else "updated", ids[0], len(chunks), new.num_pages, document.notice
         )
+
+    def _keep_original(self, content_hash: str, data: bytes) -> None:
+        """Keeps the file of a document that was taken in when files were not kept."""
+        originals = self._catalog.originals
+        if originals.path(content_hash) is None:
+            with originals.adding(content_hash, data) as keep, self._catalog.writing():
+                keep()
 
     def put(
         self,
@@ -184,8 +207,9 @@ class Ingestor:
         versions: Sequence[NewVersion],
         texts: Sequence[str],
         embedded: Embedded | None = None,
+        keep: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """Stores new versions, all or none, and returns their documents' ids.
+        """Stores new versions, all or none, and returns their documents' ids; `keep` is called in their transaction.
 
         `texts` are the embedded texts of all their chunks. They are embedded first, in batches of their own, so that
         no other writer waits for the model.
@@ -198,7 +222,9 @@ class Ingestor:
                 # Another writer may have deleted the last other user of a vector since.
                 if len(writer.stored_vectors(list(by_digest))) < len(by_digest):
                     continue
-                return self._put_all(writer, owner, collection, versions)
+                ids = self._put_all(writer, owner, collection, versions)
+                keep()
+                return ids
 
     @staticmethod
     def _put_all(writer: CatalogWriter, owner: str, collection: str, versions: Sequence[NewVersion]) -> list[str]:

@@ -9,7 +9,8 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import groupby
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,12 +24,13 @@ from retrieval.errors import InvalidArgumentError
 from retrieval.hybrid import QueryForm, Reach, hybrid_search
 from retrieval.ingest import Embedded, Ingestor, display_name, find_files, source_of
 from retrieval.language import foreign
-from retrieval.records import CollectionInfo, DocumentInfo, Filter, IngestResult, Passage, Visibility
+from retrieval.loaders import SUPPORTED_EXTENSIONS
+from retrieval.records import CollectionInfo, DocumentInfo, Filter, IngestResult, Passage, Section, Visibility
 from retrieval.reranker import DEPTH as RERANKED
 from retrieval.reranker import Reranker, rerank
 from retrieval.schema import VERSION
 from retrieval.snapshot import SnapshotKeeper
-from retrieval.surroundings import CountTokens, widened
+from retrieval.surroundings import CountTokens, joined, widened
 from retrieval.vector_index import IndexOptions
 
 _log = logging.getLogger(__name__)
@@ -85,6 +87,7 @@ class KnowledgeBase:
             with catalog.writing() as writer:
                 writer.sweep()
                 writer.sweep_orphans()
+                catalog.originals.sweep(writer.contents)
             return cls(folder, catalog, embedder, index, reranker)
         except BaseException:
             catalog.close()
@@ -113,13 +116,36 @@ class KnowledgeBase:
         with self.catalog.reading() as reader:
             return reader.collections(user)
 
+    def create_collection(self, name: str, *, owner: str = "local") -> bool:
+        """Creates a private collection; False where the owner has one of that name."""
+        with self.catalog.writing() as writer:
+            if writer.collection_id(owner, _checked_collection(name)) is not None:
+                return False
+            writer.ensure_collection(owner, name)
+        return True
+
+    def delete_collection(self, name: str, *, owner: str = "local") -> bool:
+        """Deletes a collection with all its documents; False where the owner has none of that name."""
+        with self.catalog.writing() as writer:
+            was_there = writer.delete_collection(owner, name)
+        if was_there:
+            self.snapshots.refresh()
+        return was_there
+
     def ingest_file(
-        self, path: Path | str, *, name: str | None = None, collection: str = "default", owner: str = "local"
+        self,
+        path: Path | str,
+        *,
+        name: str | None = None,
+        collection: str = "default",
+        owner: str = "local",
+        embedded: Embedded | None = None,
     ) -> IngestResult:
         """Takes one file in; it can be searched when this returns.
 
         `name` is an uploaded file's own name: shown, and with the collection the document's identity; only its last
-        part is used. Without it the file's absolute path is the identity. The same bytes again change nothing, other
+        part is used. Without it the file's absolute path is the identity. `embedded` is called as for
+        `Ingestor.ingest`. The same bytes again change nothing, other
         bytes under the same identity replace the document. What is wrong with the file is told in the result.
         """
         path = Path(path)
@@ -131,7 +157,7 @@ class KnowledgeBase:
                 source = display_name(name)
             except InvalidArgumentError as error:
                 return IngestResult(str(path), "failed", None, 0, 0, str(error))
-        result = self.ingestor.ingest(path, source, collection=collection, owner=owner)
+        result = self.ingestor.ingest(path, source, collection=collection, owner=owner, embedded=embedded)
         if result.status in ("added", "updated"):
             self.snapshots.refresh()
         return result
@@ -271,6 +297,45 @@ class KnowledgeBase:
         """The documents that `user` may search, of one collection or of all."""
         with self.catalog.reading() as reader:
             return reader.documents(user, collection)
+
+    def document(self, document_id: str, user: str = "local") -> DocumentInfo | None:
+        """One document that `user` may search; None where there is none such."""
+        with self.catalog.reading() as reader:
+            return next(iter(reader.documents(user, None, document_id)), None)
+
+    def sections(self, document_id: str) -> list[Section]:
+        """A document's text as it is searched, in order, cut where page or headings change."""
+        with self.catalog.reading() as reader:
+            placed = reader.placed_parts(document_id)
+        grouped = groupby(placed, key=lambda entry: (entry[0], entry[1].headings))
+        return [Section(page, headings, joined([part for _, part in group])) for (page, headings), group in grouped]
+
+    def original(self, document: DocumentInfo) -> Path | None:
+        """The file that a document was made of; None where it is not kept."""
+        return self.catalog.originals.path(document.content_hash)
+
+    def reingest(self, document: DocumentInfo, owner: str = "local") -> IngestResult | None:
+        """Reads a document of `owner` anew from its original; None where that is not kept."""
+        path = self.original(document)
+        if path is None:
+            return None
+        name = document.source.rpartition("/")[2]
+        if (
+            document.source.startswith(("http://", "https://"))
+            and PurePosixPath(name).suffix.lower() not in SUPPORTED_EXTENSIONS
+        ):
+            name += ".html"
+        result = self.ingestor.ingest_bytes(
+            path.read_bytes(), name, document.source, collection=document.collection, owner=owner, again=True
+        )
+        if result.status == "updated":
+            self.snapshots.refresh()
+        return result
+
+    def owns(self, document_id: str, user: str) -> bool:
+        """Whether `user` owns the collection that the document is in."""
+        with self.catalog.reading() as reader:
+            return reader.owner_of(document_id) == user
 
     def delete_document(self, document_id: str, user: str = "local") -> bool:
         """Deletes a document of a collection that `user` owns. False where there is none such."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 Visibility = Literal["private", "shared"]
 Scalar = str | int | float | bool | None
@@ -59,6 +59,16 @@ class DocumentInfo:
     added_at: datetime
     status: Literal["ready"]
     version: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a document's text with one place: its page (from 1), the path of headings above it."""
+
+    page: int | None
+    headings: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ class CollectionInfo:
     owner: str
     visibility: Visibility
     num_documents: int
+    num_chunks: int = 0
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,9 @@
 | source (or page) | the document that should be found, by title, path or file name, or a list of them |
 | answerable | false: the documents do not hold it, and the right answer is a refusal |
 | id | names the case, so that two runs can be compared; the line number where missing |
+| rating | "down": `answer` and `source` are wrong ones; the line counts only with `expected` or `answerable: false` |
 
+What `GET /api/v1/feedback?format=jsonl` exports is such a file; what it says beside these fields is not looked at.
 A file with faults is refused with all of them, each with its line, so that one edit mends it.
 """
 
@@ -23,9 +25,12 @@ from typing import Any
 from app.errors import EvaluationFileError
 from app.evaluation.records import Case
 
-FIELDS = ("question", "answer", "expected", "source", "answerable", "id")
+FIELDS = ("question", "answer", "expected", "source", "answerable", "id", "rating")
+# Of exported feedback, for people.
+REMARKS = ("comment", "settings", "session_id", "index", "created_at")
 OTHER_NAMES = {"fact": "expected", "page": "source"}
 MAX_FAULTS_SHOWN = 10
+_WRITE_EXPECTED = "write what is right into their lines as `expected`"
 
 
 @dataclass(frozen=True)
@@ -49,24 +54,43 @@ def read_cases(path: Path) -> CaseFile:
     cases: dict[str, Case] = {}
     faults: list[str] = []
     unknown: Counter[str] = Counter()
+    num_rated_down = 0
     for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             fields = _parse(line)
-            unknown.update(name for name in fields if name not in FIELDS)
+            unknown.update(name for name in fields if name not in (*FIELDS, *REMARKS))
+            if _rated_down(fields):
+                for name in ("answer", "source"):
+                    fields.pop(name, None)
+                if "expected" not in fields and fields.get("answerable", True) is True:
+                    num_rated_down += 1
+                    continue
             case = _case(fields, number)
             if case.id in cases:
                 raise _LineError(f"the id {case.id!r} is that of line {cases[case.id].line} too: give each its own")
             cases[case.id] = case
         except _LineError as error:
             faults.append(f"line {number}: {error}")
-    if not cases and not faults:
+    if not cases and not faults and not num_rated_down:
         faults.append('there is no line with a case: write one object a line, such as {"question": "…", "answer": "…"}')
     if faults:
         more = f"\n  and {len(faults) - MAX_FAULTS_SHOWN} more" if len(faults) > MAX_FAULTS_SHOWN else ""
         raise EvaluationFileError(f"{path}:\n  " + "\n  ".join(faults[:MAX_FAULTS_SHOWN]) + more)
-    return CaseFile(tuple(cases.values()), tuple(_passed_over(name, count) for name, count in unknown.items()))
+    if not cases:
+        raise EvaluationFileError(f"{path}: all answers in it are rated down: {_WRITE_EXPECTED}")
+    warnings = [_passed_over(name, count) for name, count in unknown.items()]
+    if num_rated_down:
+        warnings.append(f"{num_rated_down} answers that are rated down are passed over: {_WRITE_EXPECTED}")
+    return CaseFile(tuple(cases.values()), tuple(warnings))
+
+
+def _rated_down(fields: Mapping[str, Any]) -> bool:
+    rating = fields.get("rating")
+    if rating not in (None, "up", "down"):
+        raise _LineError(f'rating is {_short(rating)}: give "up" or "down", or leave it out')
+    return bool(rating == "down")
 
 
 def _parse(line: bytes) -> dict[str, Any]:

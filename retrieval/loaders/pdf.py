@@ -1,5 +1,6 @@
 """PDF: the text layer, a block a page, headings from the outline. Scanned pages are read where the extra `ocr` is."""
 
+import io
 import math
 import re
 import threading
@@ -45,6 +46,32 @@ def load_pdf(data: bytes, fallback_title: str) -> LoadedDocument:
             raise CorruptDocumentError(f"the PDF is damaged and cannot be read ({error})") from error
         finally:
             document.close()
+
+
+def page_png(data: bytes, number: int, width: int) -> bytes | None:
+    """A picture of page `number` (from 1), `width` pixels wide, as PNG; None where there is no such page.
+
+    A page that is much higher than wide gets fewer pixels. Raises LoadError for a PDF that cannot be opened.
+    """
+    with _PDFIUM:
+        document = _open(data)
+        try:
+            if not 1 <= number <= len(document):
+                return None
+            page = document[number - 1]
+            try:
+                wide, high = page.get_size()
+                scale = min(width / max(1.0, wide), math.sqrt(_MAX_PIXELS / max(1.0, wide * high)))
+                picture = page.render(scale=scale).to_pil()
+            finally:
+                page.close()
+        except pypdfium2.PdfiumError as error:
+            raise CorruptDocumentError(f"page {number} of the PDF cannot be drawn ({error})") from error
+        finally:
+            document.close()
+    written = io.BytesIO()
+    picture.save(written, "PNG")
+    return written.getvalue()
 
 
 def _open(data: bytes) -> Any:

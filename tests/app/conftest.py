@@ -7,7 +7,8 @@ import pytest
 
 from app.server import create_app
 from app.settings import Settings
-from tests.app.serving import RunningServer
+from tests.app.scripted import ScriptedEngineClient
+from tests.app.serving import RunningServer, scripted_app
 
 DOCUMENTS = {
     "ttft.md": (
@@ -41,3 +42,11 @@ def server(
         response = running.client.post("/api/v1/documents", files=files)
         assert [result["status"] for result in response.json()["results"]] == ["added"] * len(DOCUMENTS)
         yield running
+
+
+@pytest.fixture(scope="session")
+def scripted_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A ready server whose model always says the same, for tests of what stands around answers."""
+    engine = ScriptedEngineClient(["The gurney ", "rolls."])
+    with RunningServer(scripted_app(tmp_path_factory.mktemp("scripted"), engine)) as running:
+        yield running.wait_until_ready()

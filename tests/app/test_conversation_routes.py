@@ -5,17 +5,14 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.app.scripted import ScriptedEngineClient
-from tests.app.serving import RunningServer, question, scripted_app
+from tests.app.serving import question
 
 BASE = "/api/v1/conversations"
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    engine = ScriptedEngineClient(["The gurney ", "rolls."])
-    with RunningServer(scripted_app(tmp_path_factory.mktemp("data"), engine)) as running:
-        yield running.wait_until_ready()
+@pytest.fixture
+def chat(scripted_server):
+    return scripted_server
 
 
 def ask(chat, text, session_id, **options):
@@ -115,7 +112,7 @@ def test_what_is_wrong_is_named(chat, method, path, options, status, field):
 
 
 def test_another_users_conversation_is_not_found_by_any_route(chat):
-    chat.services.history.begin_turn("ada", "hers", "secret")
+    chat.services.history.begin_turn("ada", "her chat", "secret")
     assert listed(chat, query="secret") == []
     for method, path, body in (
         ("GET", "", None), ("GET", "/export", None), ("PATCH", "", {"title": "t"}), ("DELETE", "", None),
@@ -123,7 +120,7 @@ def test_another_users_conversation_is_not_found_by_any_route(chat):
     ):  # fmt: skip
         content = None if body is None else json.dumps(body)
         response = chat.client.request(
-            method, f"{BASE}/hers{path}", content=content, headers={"content-type": "application/json"}
+            method, f"{BASE}/her chat{path}", content=content, headers={"content-type": "application/json"}
         )
         assert response.status_code == 404, (method, path)
-    assert [turn.question for turn in chat.services.history.turns("ada", "hers")] == ["secret"]
+    assert [turn.question for turn in chat.services.history.turns("ada", "her chat")] == ["secret"]

@@ -50,7 +50,7 @@ def test_a_byte_order_mark_is_no_fault_and_unknown_fields_are_named(tmp_path: Pa
     path.write_bytes(b'\xef\xbb\xbf{"question": "Q", "source": "a.md", "expectd": "x"}\n')
     assert read_cases(path).warnings == (
         'the field "expectd" of 1 cases is not used; did you mean expected? '
-        "(fields: question, answer, expected, source, answerable, id)",
+        "(fields: question, answer, expected, source, answerable, id, rating)",
     )
 
 
