@@ -12,7 +12,7 @@ WORKDIR /opt/ragstone
 COPY pyproject.toml constraints-cpu.txt constraints-gpu.txt LICENSE README.md ./
 COPY deploy/install.py deploy/
 # The editable install looks at the packages' folders; what is in them comes below.
-RUN for package in app app/routes engine kernels retrieval ui; do mkdir -p $package && touch $package/__init__.py; done \
+RUN for package in app app/cli app/evaluation app/routes engine kernels retrieval retrieval/loaders ui; do mkdir -p $package && touch $package/__init__.py; done \
     && python deploy/install.py
 # Some packages carry files that are no modules of this Python, so a failure here says nothing.
 RUN .venv/bin/python -m compileall -q -j 0 .venv/lib || true

@@ -11,7 +11,7 @@ INSTALL_ARGS ?=
 PYTEST_ARGS ?= -m "not slow" -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev serve test test-all check format clean
+.PHONY: help install install-dev serve test test-all check audit format clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -37,11 +37,16 @@ test-all: install-dev ## run all tests, the slow ones too
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 	$(BIN)/python -m pytest -m slow
 
-check: install-dev ## format, lint, types and import contracts
+check: install-dev ## format, lint, types, import contracts and insecure code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/bandit --quiet --severity-level medium --configfile pyproject.toml --recursive app engine kernels retrieval ui
+
+audit: install-dev ## look the installed versions up among the known vulnerabilities (needs a network)
+	@test -x .audit/bin/pip-audit || { "$(PYTHON)" -m venv .audit && .audit/bin/python -m pip install --quiet pip-audit; }
+	.audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints-cpu.txt
 
 format: install-dev ## bring the code into its format
 	$(BIN)/ruff format .

@@ -31,6 +31,7 @@ from app.errors import RequestError
 from app.fixed_texts import about_assistant, texts_for
 from app.history import ConversationStore, FinishReason, Turn, TurnResult, new_turn_id
 from app.memory import MemoryRule
+from app.principal import DEFAULT_USER
 from app.small_talk import asks_about_assistant, is_small_talk
 from app.turn_lock import TurnLocks
 from app.turn_prompt import CountTokens, PassageRule, TurnDraft, write_excerpt_turn, write_turn
@@ -38,8 +39,6 @@ from app.turn_statistics import AnswerRecord
 from engine.errors import PromptTooLongError
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_USER = "local"
 
 
 @dataclass(frozen=True)

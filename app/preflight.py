@@ -7,6 +7,7 @@ import contextlib
 import errno
 import fcntl
 import importlib.metadata
+import ipaddress
 import json
 import os
 import shutil
@@ -165,6 +166,46 @@ def check_data_folder(settings: Settings) -> None:
             "min_free_bytes)",
             folder=folder,
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only programs on this machine can reach what listens there."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(entry[4][0]).is_loopback for entry in found)
+
+
+def keys_required(settings: Settings) -> bool:
+    """Whether requests need a key: as the setting says, else wherever more than this machine can reach the server."""
+    if settings.api_keys == "auto":
+        return not is_loopback(settings.publish or settings.host)
+    return settings.api_keys == "on"
+
+
+def check_keys(settings: Settings) -> str | None:
+    """Raises StartupError where keys are asked for and there is none; a warning where they are off for everybody."""
+    if not keys_required(settings):
+        if is_loopback(settings.publish or settings.host):
+            return None
+        where = settings.publish or settings.host
+        return f"api_keys is off: whoever can reach {where} can read and change everything here"
+    from app.api_keys import KeyStore
+
+    with contextlib.closing(KeyStore(settings.keys_path)) as keys:
+        if keys.has_active():
+            return None
+    where = settings.publish or settings.host
+    raise StartupError(
+        f"others can reach {where}, and there is no API key yet: make one with `ragstone keys create NAME --data "
+        f"{settings.data_dir}`, or listen on this machine only with --host 127.0.0.1 (RAGSTONE_HOST). "
+        "In a container whose port only its host can reach, set RAGSTONE_PUBLISH=127.0.0.1; behind something that "
+        "checks who asks, set RAGSTONE_API_KEYS=off"
+        if settings.api_keys == "auto"
+        else "api_keys is on, and there is no API key yet: make one with `ragstone keys create NAME --data "
+        f"{settings.data_dir}`"
+    )
 
 
 def shadowing_distribution() -> str | None:

@@ -6,7 +6,6 @@ the UI process has been started, so that both load at the same time.
 
 import collections
 import contextlib
-import ctypes
 import gc
 import http.client
 import json
@@ -20,18 +19,20 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from app import models, preflight
+from app.child_process import die_with_parent
 from app.request_id import add_request_id
 from app.search_models import needs_path
 from app.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from app.services import Services
 
@@ -63,10 +64,12 @@ def serve(settings: Settings) -> int:
     for warning in (*unknown_variables(), preflight.shadowing_distribution()):
         if warning:
             logger.warning(warning)
-    with _stop_on_signals():
+    with stop_on_signals():
         try:
             listener = preflight.reserve_ports(settings)
             with contextlib.closing(listener), preflight.take_data_folder(settings):
+                if warning := preflight.check_keys(settings):
+                    logger.warning(warning)
                 preflight.set_process_environment(settings)
                 return _serve(settings, listener)
         except StopRequested:
@@ -106,11 +109,22 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
 def _run_api(settings: Settings, listener: socket.socket, ui: "UIProcess | None") -> int:
     logger.info("starting the server")
     gc.disable()  # until ready: collections find nothing in modules and weights, and take a sixth of the start
-    import uvicorn
-
     from app.server import create_app
 
-    app = create_app(settings)
+    return run_server(
+        create_app(settings), settings, listener, [f"  API   {base_url(settings.host, settings.port)}"], ui
+    )
+
+
+def run_server(
+    app: "FastAPI", settings: Settings, listener: socket.socket, addresses: Sequence[str], ui: "UIProcess | None"
+) -> int:
+    """Serve an application whose `state.services` load beside it; the exit code.
+
+    Once it is ready, `addresses` are printed, after the UI's; nothing is where there are none.
+    """
+    import uvicorn
+
     services: Services = app.state.services
     config = uvicorn.Config(
         app,
@@ -121,12 +135,19 @@ def _run_api(settings: Settings, listener: socket.socket, ui: "UIProcess | None"
     )
     server = uvicorn.Server(config)
     _set_ways_to_stop(server, services, ui)
-    threading.Thread(target=_announce, args=(settings, server, services, ui), name="announce", daemon=True).start()
+    arguments = (settings, server, services, addresses, ui)
+    threading.Thread(target=_announce, args=arguments, name="announce", daemon=True).start()
     server.run(sockets=[listener])
     return 0 if services.load_error is None else 1
 
 
-def _announce(settings: Settings, server: "uvicorn.Server", services: "Services", ui: "UIProcess | None") -> None:
+def _announce(
+    settings: Settings,
+    server: "uvicorn.Server",
+    services: "Services",
+    addresses: Sequence[str],
+    ui: "UIProcess | None",
+) -> None:
     """Print the addresses once both answer, or stop the server if it could not load (it has logged why).
 
     Runs beside the server, which must not wait for it.
@@ -147,15 +168,15 @@ def _announce(settings: Settings, server: "uvicorn.Server", services: "Services"
     lines = ["", "Ragstone is ready."]
     if ui_answers:
         lines.append(f"  Chat  {base_url(settings.host, settings.ui_port)}")
-    lines += [f"  API   {base_url(settings.host, settings.port)}", "Press Ctrl+C to stop.", ""]
-    print("\n".join(lines), flush=True)
+    if addresses:
+        print("\n".join([*lines, *addresses, "Press Ctrl+C to stop.", ""]), flush=True)
     if ui is not None and not ui_answers and ui.is_running:
         logger.warning("the chat UI does not answer after %.0f s; the API does", UI_START_TIMEOUT_S)
 
 
 def base_url(host: str, port: int) -> str:
     """The address under which a program on this machine reaches a server that listens on `host`."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # nosec B104
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
@@ -193,7 +214,7 @@ def _open(url: str, timeout_s: float) -> Any:
 
 
 @contextlib.contextmanager
-def _stop_on_signals() -> Iterator[None]:
+def stop_on_signals() -> Iterator[None]:
     """SIGINT and SIGTERM end the block by StopRequested.
 
     In force before uvicorn sets its handlers, and after: when it has shut down, it restores ours and raises the signal
@@ -263,6 +284,7 @@ class UIProcess:
             "RAGSTONE_UI_HOST": settings.host,
             "RAGSTONE_UI_PORT": str(settings.ui_port),
             "RAGSTONE_UI_DATA": str(settings.ui_dir),
+            "RAGSTONE_API_KEYS": "on" if preflight.keys_required(settings) else "off",
             "RAGSTONE_MAX_UPLOAD_BYTES": str(settings.max_upload_bytes),
             "PYTHONUNBUFFERED": "1",
         }
@@ -277,7 +299,7 @@ class UIProcess:
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl+C is ours to handle: we stop the UI after the API has drained
-            preexec_fn=_die_with_parent(os.getpid()),
+            preexec_fn=die_with_parent(os.getpid()),
         )
         threading.Thread(target=self._watch, args=(self._process,), name="ui-watch", daemon=True).start()
         logger.info("starting the chat UI (process %d)", self._process.pid)
@@ -324,22 +346,3 @@ class UIProcess:
                 code,
                 "\n  ".join(self._last_lines) or "(none)",
             )
-
-
-def _die_with_parent(parent: int) -> Callable[[], None] | None:
-    """A function for the child to call before it becomes the UI: the kernel kills it when the parent's thread ends.
-
-    Only Linux has this; elsewhere a parent that is killed with SIGKILL leaves the UI behind. The thread that starts the
-    child must live as long as the process: here it is the main thread.
-    """
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork; the child must not load anything
-    pr_set_pdeathsig = 1
-
-    def in_child() -> None:
-        libc.prctl(pr_set_pdeathsig, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent ended before prctl was called
-            os._exit(1)
-
-    return in_child

@@ -14,7 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import __version__
+from app.api_keys import KeyStore
 from app.browser_guard import BrowserGuard
+from app.preflight import keys_required
 from app.request_id import HEADER, RequestIds
 from app.routes import (
     collections,
@@ -30,6 +32,7 @@ from app.routes import (
     openai,
     tokens,
 )
+from app.routes.access import AccessGuard
 from app.services import Services
 from app.settings import Settings
 
@@ -50,6 +53,7 @@ the model `ragstone-rag` on `/v1/chat/completions` (OpenAI's protocol); by its o
 def create_app(settings: Settings) -> FastAPI:
     """The application. Its lifespan loads models and documents; `app.state.services` tells how far it is."""
     services = Services(settings)
+    keys = KeyStore(settings.keys_path) if keys_required(settings) else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,6 +63,8 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await asyncio.wait({loading})  # its thread cannot be interrupted, and closing under it would break it
             await services.close()
+            if keys is not None:
+                keys.close()
 
     app = FastAPIOffline(  # its page of routes loads nothing from elsewhere
         redoc_url=None, title="Ragstone", version=__version__, description=DESCRIPTION, lifespan=lifespan
@@ -74,12 +80,15 @@ def create_app(settings: Settings) -> FastAPI:
 
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit)
+    app.add_middleware(AccessGuard, keys=keys)
     origins = settings.allowed_origins
     if origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=[HEADER]
         )
-    app.add_middleware(BrowserGuard, origins=origins)
+    # A stranger's page has no key, so it matters by which name a server is called only where there are none.
+    hosts = None if keys else [settings.host.lower(), *settings.allowed_host_names]
+    app.add_middleware(BrowserGuard, origins=origins, hosts=hosts)
     app.add_middleware(RequestIds)
     return app
 

@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from langchain_core.runnables import Runnable
 
-from app import chains, models
+from app import chains
 from app.answering import Answering
 from app.chat_model import ChatRagstone
-from app.conversation import DEFAULT_USER, ConversationChain, ModelRoom, turn_writer
-from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, engine_config
+from app.conversation import ConversationChain, ModelRoom, turn_writer
+from app.engine_backend import EngineBackend, open_backend
+from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient
 from app.errors import NotReadyError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
+from app.principal import DEFAULT_USER
+from app.remote_engine import RemoteEngineClient
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
 from app.sqlite_history import SQLiteConversationStore
@@ -34,7 +37,6 @@ from app.turn_prompt import PassageRule
 from retrieval.records import IngestResult, Passage
 
 if TYPE_CHECKING:
-    from engine import AsyncEngine
     from retrieval import KnowledgeBase
     from retrieval.embeddings import Vectors
 
@@ -56,7 +58,8 @@ RETRY_AFTER_S = 2
 # What the engine is still computing when the server stops may go on for this long. Clients had their time before.
 DRAIN_S = 5.0
 
-Status = Literal["starting", "ready", "unhealthy"]
+Status = Literal["starting", "ready", "degraded", "unhealthy", "draining"]
+EngineHandle = InProcessEngineClient | RemoteEngineClient
 T = TypeVar("T")
 
 
@@ -74,8 +77,9 @@ class Services:
         self._loading = "the server has just started"
         self._loaded = False
         self._closing = threading.Event()
-        self._engine: AsyncEngine | None = None
-        self._client: InProcessEngineClient | None = None
+        self._draining = False
+        self._backend: EngineBackend | None = None
+        self._client: EngineHandle | None = None
         self._knowledge_base: KnowledgeBase | None = None
         self._chat: ConversationChain | None = None
         self._llm: Runnable[dict[str, Any], str] | None = None
@@ -89,8 +93,12 @@ class Services:
             return "unhealthy", str(self.load_error)
         if not self._loaded or self._client is None:
             return "starting", self._loading
-        health = self._client.check_health()
-        return ("ready", "") if health == "ready" else ("unhealthy", health)
+        if self._draining:
+            return "draining", "the server is shutting down: it finishes its answers and takes no new ones"
+        if self._backend is None:
+            health = self._client.check_health()
+            return ("ready", "") if health == "ready" else ("unhealthy", health)
+        return self._backend.health()
 
     @property
     def model_name(self) -> str:
@@ -108,8 +116,10 @@ class Services:
         return self.model_name, RAG_MODEL, self.embedding_model_name
 
     @property
-    def engine(self) -> InProcessEngineClient:
-        return self._present(self._client)
+    def engine(self) -> EngineHandle:
+        self._present(self._client)
+        assert self._client is not None, "what is present is there"
+        return self._client
 
     @property
     def knowledge_base(self) -> "KnowledgeBase":
@@ -138,9 +148,9 @@ class Services:
         return self.chat.over(GivenTurns(turns), answer, room)
 
     def require_ready(self) -> None:
-        """Raises NotReadyError unless the server is ready."""
+        """Raises NotReadyError unless the server takes requests, which it does while it is degraded."""
         status, reason = self.status()
-        if status != "ready":
+        if status not in ("ready", "degraded"):
             raise NotReadyError(f"the server is {status}: {reason}")
 
     def _present(self, part: T | None) -> T:
@@ -171,22 +181,17 @@ class Services:
         self._build_chains()
 
     def _load_engine(self) -> None:
-        from engine import AsyncEngine
-
         settings = self.settings
         self._step(f"loading the chat model {settings.model}")
-        path = models.resolve(settings.model, settings)
-        engine = AsyncEngine(engine_config(settings, path))
-        engine.start()
-        self._engine = engine
-        self._client = InProcessEngineClient(engine, model_name=self.model_name, on_end=self.metrics.observe)
-        self.metrics.watch(self.model_name, engine.stats)
+        backend = open_backend(settings, self.model_name, self.metrics.observe)
+        self._backend, self._client = backend, backend.client
+        self.metrics.watch(self.model_name, backend.stats)
         pinned = self._client.pin_system_prompt(settings.system_prompt)
         logger.info(
             "chat model loaded: %s, %d million parameters, %d tokens of context, %d tokens of system prompt pinned",
             self.model_name,
-            engine.num_parameters // 1_000_000,
-            engine.max_model_len,
+            self._client.num_parameters // 1_000_000,
+            self._client.max_model_len,
             pinned,
         )
 
@@ -273,7 +278,7 @@ class Services:
         self._llm = chains.llm_chain(model)
         self._model = model
 
-    def _room(self, client: InProcessEngineClient, system_prompt: str, max_tokens: int | None = None) -> ModelRoom:
+    def _room(self, client: EngineHandle, system_prompt: str, max_tokens: int | None = None) -> ModelRoom:
         return ModelRoom(
             max_model_len=client.max_model_len,
             max_tokens=self.settings.max_tokens if max_tokens is None else max_tokens,
@@ -281,7 +286,7 @@ class Services:
         )
 
     @property
-    def engine_while_loading(self) -> InProcessEngineClient:
+    def engine_while_loading(self) -> EngineHandle:
         """The engine, also before everything else is loaded."""
         assert self._client is not None, "the engine is loaded first"
         return self._client
@@ -326,12 +331,13 @@ class Services:
 
     def drain(self, timeout_s: float) -> None:
         """Let running answers finish for so long; then they end with a typed error. Takes no new ones. Blocks."""
-        if self._engine is not None:
-            self._engine.drain(timeout_s)
+        self._draining = True
+        if self._backend is not None:
+            self._backend.drain(timeout_s)
 
     def _close(self) -> None:
-        if self._engine is not None:
-            self._engine.drain(DRAIN_S)
+        if self._backend is not None:
+            self._backend.drain(DRAIN_S)
         if self._knowledge_base is not None:
             self._knowledge_base.close()
         self.history.close()

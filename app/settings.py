@@ -33,7 +33,7 @@ ALIASES = {"data": "data_dir"}
 # Variables with our prefix that are not settings: read by other processes or by the Makefile.
 OTHER_VARIABLES = frozenset(
     {"RAGSTONE_CONFIG", "RAGSTONE_API_URL", "RAGSTONE_UI_HOST", "RAGSTONE_UI_PORT", "RAGSTONE_UI_DATA"}
-    | {"RAGSTONE_TORCH_INDEX", "RAGSTONE_EXTRA", "RAGSTONE_PUBLISH", "RAGSTONE_API_KEY"}
+    | {"RAGSTONE_TORCH_INDEX", "RAGSTONE_EXTRA", "RAGSTONE_API_KEY"}
 )
 
 DEFAULT_SYSTEM_PROMPT = (
@@ -95,6 +95,15 @@ class Settings(BaseSettings):
     )
 
     # ── engine ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    engine_mode: Literal["in-process", "process"] = Field(
+        "in-process", description="Where the engine runs; as a process of its own it is started again when it dies."
+    )
+    engine_url: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="A `ragstone engine` to use, e.g. http://host:8000; none runs here then.",
+    )
+    engine_api_key: str | None = Field(None, repr=False, description="Key sent to engine_url.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field("auto", description="Type of the weights.")
     max_model_len: int | None = Field(
@@ -161,6 +170,18 @@ class Settings(BaseSettings):
     memory_turns: int = Field(6, ge=0, description="Turns shown with memory_kind = window.")
     memory_tokens: int = Field(2048, ge=0, description="Tokens of earlier turns shown with memory_kind = token_budget.")
 
+    # ── access ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    api_keys: Literal["auto", "on", "off"] = Field(
+        "auto", description="Whether requests need a key: auto asks for one unless only this machine can reach us."
+    )
+    publish: str | None = Field(
+        None, description="Address at which others reach the server, where it is not `host`: a container's port."
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="Names by which a server without keys may be called beside localhost, comma-separated; * is any.",
+    )
+
     # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
     max_input_chars: int = Field(20_000, ge=1, description="Longest question in characters.")
     max_upload_bytes: int = Field(100 << 20, ge=1, description="Largest uploaded file in bytes.")
@@ -200,6 +221,11 @@ class Settings(BaseSettings):
         """Origins of `cors_origins`."""
         return [origin.rstrip("/") for part in self.cors_origins.split(",") if (origin := part.strip())]
 
+    @property
+    def allowed_host_names(self) -> list[str]:
+        """Names of `allowed_hosts`."""
+        return [name for part in self.allowed_hosts.split(",") if (name := part.strip().lower())]
+
     # Where each kind of thing stands in the data folder, in one place so that no two parts disagree.
     @property
     def knowledge_dir(self) -> Path:
@@ -215,6 +241,11 @@ class Settings(BaseSettings):
     def history_path(self) -> Path:
         """SQLite file of the conversations."""
         return self.data_dir / "history.sqlite3"
+
+    @property
+    def keys_path(self) -> Path:
+        """SQLite file of the API keys."""
+        return self.data_dir / "keys.sqlite3"
 
     @property
     def ui_dir(self) -> Path:

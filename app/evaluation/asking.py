@@ -1,6 +1,7 @@
 """Puts questions to a running server through its documented routes, each in a conversation of its own."""
 
 import contextlib
+import os
 import re
 import time
 import uuid
@@ -31,7 +32,9 @@ class Server:
         timeout = httpx.Timeout(ANSWER_S, connect=SHORT_CALL_S)
         try:
             # A proxy for the outside world must not get between: the server is this machine's, or a neighbour.
-            self._http = httpx.Client(base_url=self.url, timeout=timeout, trust_env=False)
+            key = os.environ.get("RAGSTONE_API_KEY")
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
         except httpx.InvalidURL as error:
             raise EvaluationError(f"{url!r} is no address of a server: {error}") from None
 

@@ -76,7 +76,7 @@ class Fault:
     def openai_body(self) -> dict[str, Any]:
         """The body of /v1, in OpenAI's shape."""
         status = self.openai_status
-        kinds = {404: "not_found_error", 429: "rate_limit_error"}
+        kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}}
 
@@ -92,6 +92,8 @@ class Fault:
     def headers(self) -> dict[str, str]:
         if self.retry_after_s is not None:
             return {"Retry-After": str(math.ceil(self.retry_after_s))}
+        if self.status == 401:
+            return {"WWW-Authenticate": "Bearer"}
         return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
 
 

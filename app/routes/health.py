@@ -25,6 +25,8 @@ def create_router(services: Services) -> APIRouter:
         status, reason = services.status()
         if status == "ready":
             return JSONResponse({"status": status})
+        if status == "degraded":  # questions are answered, if later
+            return JSONResponse({"status": status, "reason": reason})
         return JSONResponse({"status": status, "reason": reason}, 503, headers={"Retry-After": str(RETRY_AFTER_S)})
 
     @router.get("/v1/metrics", response_class=PlainTextResponse, include_in_schema=False)

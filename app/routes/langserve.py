@@ -25,10 +25,10 @@ from langserve.validation import StreamEventsParameters, StreamLogParameters
 from pydantic import BaseModel, ValidationError
 
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
-from app.conversation import DEFAULT_USER
 from app.errors import InputTooLongError, RequestError
 from app.messages import check_text
 from app.routes import sse
+from app.routes.access import current_user
 from app.routes.faults import Fault, dump
 from app.services import Services
 
@@ -79,7 +79,7 @@ def _without_hash(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any,
 
 def _fix_user(config: dict[str, Any], request: Request) -> dict[str, Any]:
     """Whose conversation it is comes from the server, never from the body."""
-    return {**config, "configurable": {**config.get("configurable", {}), "user": DEFAULT_USER}}
+    return {**config, "configurable": {**config.get("configurable", {}), "user": current_user(request)}}
 
 
 # ── what is served ───────────────────────────────────────────────────────────────────────────────────────────────────

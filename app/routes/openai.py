@@ -35,8 +35,9 @@ def create_router(services: Services) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, x_priority: Priority = None) -> Response:
         """An answer of the model, without documents; from the documents with the model `ragstone-rag`."""
         services.require_ready()
-        if body.model not in (services.model_name, RAG_MODEL):
-            raise UnknownModelError(body.model, services.model_name, RAG_MODEL)
+        names = [name for name in (services.model_name, RAG_MODEL) if name in services.served_models]
+        if body.model not in names:
+            raise UnknownModelError(body.model, *names)
         body.check_fields()
         messages = body.engine_messages()
         check_length("messages", sum(len(message["content"]) for message in messages), services)

@@ -14,9 +14,9 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from app import given_turns
-from app.conversation import DEFAULT_USER
 from app.engine_client import EngineClient
 from app.messages import Message
+from app.principal import current_principal
 from app.routes import sse
 from app.routes.faults import dump
 from app.routes.openai_reply import DONE, usage
@@ -97,7 +97,7 @@ class RagCompletion:
 
     async def _pieces(self) -> AsyncGenerator[dict[str, Any], None]:
         """What the chain yields: `sources`, `answer` in pieces, perhaps `grounding`."""
-        config = RunnableConfig(configurable={"session_id": self._id, "user": DEFAULT_USER})
+        config = RunnableConfig(configurable={"session_id": self._id, "user": current_principal().user})
         try:
             async with aclosing(self._chain.astream({"input": self._question}, config)) as pieces:
                 async for piece in pieces:

@@ -61,8 +61,12 @@ def commands() -> Iterator[tuple[list[str], Any]]:
 
 def test_commands_are_those_of_the_design() -> None:
     assert sorted(" ".join(words) for words, _ in commands()) == [
+        "engine",
         "eval",
         "ingest",
+        "keys create",
+        "keys list",
+        "keys revoke",
         "models list",
         "models path",
         "models pull",

@@ -1,0 +1,144 @@
+"""The engine as a child process: started, watched, and started again when it ends by itself.
+
+It is `ragstone engine` on a Unix socket that only this user can open. What a kill -9 of it breaks off gets a typed
+error; requests that come while it starts again wait for it (`RemoteEngineClient`).
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from app.child_process import die_with_parent
+from app.engine_backend import FIRST_START_S, RemoteBackend
+from app.engine_client import RequestTimes
+from app.errors import StartupError
+from app.remote_engine import RemoteEngineClient
+from app.settings import PREFIX, Settings
+from engine.errors import EngineError
+
+logger = logging.getLogger(__name__)
+
+# How long a request waits for an engine that is being started again.
+RESTART_WAIT_S = 60.0
+WATCH_S = 0.1
+# One that ends again and again is started less and less often.
+BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+STABLE_S = 60.0
+STOP_S = 10.0
+
+
+class EngineProcess(RemoteBackend):
+    """A child that runs the engine."""
+
+    def __init__(
+        self, settings: Settings, *, model_name: str | None = None, on_end: Callable[[RequestTimes], None] | None = None
+    ) -> None:
+        # Short, for a socket's path may have 107 bytes, and in a folder that nobody else can enter.
+        self._folder = tempfile.TemporaryDirectory(prefix="ragstone-", dir="/tmp")  # nosec B108
+        self._socket = Path(self._folder.name) / "engine.sock"
+        super().__init__(
+            RemoteEngineClient(
+                "http://engine", socket=self._socket, model_name=model_name, starting_s=RESTART_WAIT_S, on_end=on_end
+            )
+        )
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._was_ready = False
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Starts the child and waits until it is ready. Raises StartupError where it ends before that."""
+        threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
+        deadline = time.monotonic() + FIRST_START_S
+        while not self._was_ready:
+            has_ended = self._process is not None and self._process.poll() is not None
+            if has_ended or time.monotonic() > deadline or self._ended.is_set():
+                self.drain(0.0)
+                raise StartupError(f"the engine's process did not start: {self._health[1]}; it has said why above")
+            time.sleep(WATCH_S)
+
+    def drain(self, timeout_s: float) -> None:
+        self._ended.set()
+        process = self._process
+        if process is not None and process.poll() is None:
+            process.terminate()  # it finishes its answers, as any server of ours does
+            try:
+                process.wait(timeout_s + STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        super().drain(timeout_s)
+        self._folder.cleanup()
+
+    # The thread that forks a child must live as long as the child (`die_with_parent`): all are started here.
+    def _watch(self) -> None:
+        failures, started = 0, time.monotonic()
+        process = self._launch()
+        while not self._ended.wait(WATCH_S):
+            if process.poll() is None:
+                self._look(started)
+                continue
+            if not self._was_ready:
+                return  # `start` reports it
+            self._health = ("degraded", f"the engine's process ended ({_how(process)}) and is being started again")
+            logger.error("%s", self._health[1])
+            failures = 0 if time.monotonic() > started + STABLE_S else failures + 1
+            if self._ended.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]):
+                return
+            started = time.monotonic()
+            process = self._launch()
+
+    def _look(self, started: float) -> None:
+        """Notes how the child is; one that has come back gets its system prompt pinned again."""
+        why = self.client.check_health()
+        if why != "ready":
+            if self._health[0] == "ready":
+                self._health = ("unhealthy", why)
+            return
+        if self._was_ready and self._health[0] == "degraded":
+            logger.info("the engine answers again, %.1f s after its start", time.monotonic() - started)
+            try:
+                self.client.pin_system_prompt(self._settings.system_prompt)
+            except EngineError as error:
+                logger.warning("the system prompt could not be pinned again: %s", error)
+        self._health = ("ready", "")
+        self._was_ready = True
+
+    def _launch(self) -> "subprocess.Popen[bytes]":
+        self._socket.unlink(missing_ok=True)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "app", "engine", "--socket", str(self._socket)],
+            env={**os.environ, **as_environment(self._settings), "PYTHONUNBUFFERED": "1"},
+            cwd=Path(__file__).resolve().parent.parent,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl+C is ours to handle
+            preexec_fn=die_with_parent(os.getpid()),
+        )
+        logger.info("started the engine's process %d", self._process.pid)
+        return self._process
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The settings as a child of ours reads them."""
+    values = {name: getattr(settings, name) for name in Settings.model_fields}
+    return {f"{PREFIX}{name.upper()}": _text(value) for name, value in values.items() if value is not None}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _how(process: "subprocess.Popen[bytes]") -> str:
+    code = process.returncode
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"

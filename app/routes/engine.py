@@ -1,0 +1,144 @@
+"""The routes by which an app uses an engine of another process: what `EngineClient` says, over HTTP.
+
+Streams are lines of JSON (`app/engine_wire.py`); who stops reading aborts the request.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.engine_client import EngineClient
+from app.engine_wire import error_body, write_delta, write_error, write_stats
+from app.errors import NotReadyError
+from app.routes.faults import describe
+from app.routes.sse import _disconnected, _stop
+from app.services import Services
+from engine.errors import EngineError, InvalidParameterError
+from engine.outputs import OutputDelta
+
+logger = logging.getLogger(__name__)
+
+
+class Generation(BaseModel):
+    """A request as `EngineClient.stream_chat` takes it, or, with `prompt` for messages, `stream_text`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int] | None = None
+    params: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    request_id: str | None = None
+    tenant: str = ""
+    priority: str = "normal"
+
+
+class Call(BaseModel):
+    """A call of one of the engine's methods that answer at once."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    method: Literal[
+        "abort", "check_health", "count_tokens", "decode", "encode", "encode_chat", "pin_system_prompt", "token_texts"
+    ]
+    arguments: list[Any] = []
+    options: dict[str, Any] = {}
+
+
+def create_router(services: Services) -> APIRouter:
+    """/engine/generate, /engine/call, /engine/info and /engine/stats."""
+    router = APIRouter(prefix="/engine", tags=["engine"])
+
+    @router.post("/generate")
+    async def generate(body: Generation) -> Response:
+        """Deltas of an answer, one JSON object a line; an error is the last line."""
+        return DeltaStream(_deltas(services.engine, body))
+
+    @router.post("/call")
+    async def call(body: Call) -> dict[str, Any]:
+        """`{"result": …}`, or `{"error": …}` with what the error is rebuilt from."""
+        try:
+            method = getattr(services.engine, body.method)
+            return {"result": await asyncio.to_thread(method, *body.arguments, **body.options)}
+        except EngineError as error:
+            return {"error": error_body(error)}
+
+    @router.get("/info")
+    async def info() -> dict[str, Any]:
+        """What does not change while the engine runs."""
+        engine = services.engine
+        return {
+            "model_name": engine.model_name,
+            "max_model_len": engine.max_model_len,
+            "num_parameters": engine.num_parameters,
+        }
+
+    @router.get("/stats")
+    async def stats() -> dict[str, Any]:
+        """`EngineStats`."""
+        services.require_ready()
+        watched = services.metrics.engine
+        if watched is None:
+            raise NotReadyError("the engine is starting")
+        return write_stats(watched[1]())
+
+    return router
+
+
+def _deltas(engine: EngineClient, body: Generation) -> AsyncGenerator[OutputDelta, None]:
+    options: Any = {"request_id": body.request_id, "tenant": body.tenant, "priority": body.priority}
+    if body.messages is None:
+        if body.prompt is None:
+            raise InvalidParameterError("prompt", "give either prompt or messages")
+        return engine.stream_text(body.prompt, body.params, **options)
+    tools: Any = {
+        "tools": body.tools,
+        "tool_choice": body.tool_choice,
+        "parallel_tool_calls": body.parallel_tool_calls,
+    }
+    messages: Any = body.messages
+    return engine.stream_chat(messages, body.params, **tools, **options)
+
+
+class DeltaStream(Response):
+    """Sends deltas as lines, several in one piece where they come faster than they leave."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, deltas: AsyncGenerator[OutputDelta, None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache"})
+        self._deltas = deltas
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.create_task(self._send_all(send))
+        watching = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await _stop(watching)
+            await _stop(sending)
+            await self._deltas.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async with aclosing(self._deltas) as deltas:
+                async for delta in deltas:
+                    await send({"type": "http.response.body", "body": write_delta(delta), "more_body": True})
+        except OSError:
+            return
+        except Exception as error:
+            known = error if isinstance(error, EngineError) else EngineError(describe(error).message)
+            await send({"type": "http.response.body", "body": write_error(known), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

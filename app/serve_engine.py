@@ -1,0 +1,51 @@
+"""`ragstone engine` as a process: the engine's server on a port, or on a Unix socket for an app that started it."""
+
+import contextlib
+import gc
+import logging
+import socket
+from pathlib import Path
+
+from app import preflight
+from app.serve import StopRequested, base_url, configure_logging, run_server, stop_on_signals
+from app.settings import Settings, unknown_variables
+
+logger = logging.getLogger(__name__)
+
+
+def serve_engine(settings: Settings, path: Path | None = None) -> int:
+    """Serve the engine alone until SIGINT or SIGTERM; the exit code.
+
+    `path`: listen on a Unix socket there and not on `settings.port`. Raises RagstoneError where it cannot start.
+    """
+    configure_logging(settings)
+    for warning in unknown_variables():
+        logger.warning(warning)
+    with stop_on_signals():
+        try:
+            if path is None and (warned := preflight.check_keys(settings)):
+                logger.warning(warned)
+            listener = preflight.bind_port(settings, preflight.API) if path is None else _unix_socket(path)
+            with contextlib.closing(listener):
+                preflight.set_process_environment(settings)
+                return _run(settings, listener, path)
+        except StopRequested:
+            logger.info("stopped")
+            return 0
+        finally:
+            gc.freeze()
+
+
+def _run(settings: Settings, listener: socket.socket, path: Path | None) -> int:
+    gc.disable()
+    from app.engine_server import create_app
+
+    address = "" if path is not None else f"  API   {base_url(settings.host, settings.port)}/v1"
+    return run_server(create_app(settings, path), settings, listener, [address] if address else [], None)
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    return listener

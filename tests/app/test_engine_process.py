@@ -1,0 +1,244 @@
+"""The engine as a process of its own: the same answers, errors and metrics as in this one, and what a kill -9 does.
+
+The process is real (`ragstone engine` on a Unix socket, the default model); so is the app in front of it.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app import engine_server
+from app.api_keys import KeyStore
+from app.engine_process import EngineProcess, as_environment
+from app.engine_wire import read_error, read_line, write_delta, write_error
+from app.server import create_app
+from app.settings import Settings
+from engine.errors import (
+    DeadlineExceededError,
+    EngineDeadError,
+    EngineError,
+    InvalidParameterError,
+    PromptTooLongError,
+    QueueFullError,
+)
+from engine.outputs import OutputDelta, TokenLogprob, ToolCallDelta
+from tests.app.scripted import ScriptedEngineClient
+from tests.app.serving import RunningServer, ScriptedKnowledgeBase, events, question, wait_until
+
+ENGINE = {"max_num_seqs": 2, "max_num_batched_tokens": 256, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def split(chat_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """An app whose engine is a child process."""
+    settings = Settings(data_dir=tmp_path_factory.mktemp("split"), engine_mode="process", grounding="off", **ENGINE)
+    app = create_app(settings)
+    services = app.state.services
+
+    def load_knowledge_base() -> None:
+        services._knowledge_base = ScriptedKnowledgeBase([])
+
+    services._load_knowledge_base = load_knowledge_base
+    with RunningServer(app) as server:
+        yield server.wait_until_ready()
+
+
+def engine_of(server: RunningServer) -> EngineProcess:
+    backend = server.services._backend
+    assert isinstance(backend, EngineProcess)
+    return backend
+
+
+def completion(**more: Any) -> dict[str, Any]:
+    body = {"model": "smollm2-135m-instruct", "messages": [{"role": "user", "content": "What is a KV cache?"}]}
+    return {**body, "temperature": 0, "max_tokens": 12, **more}
+
+
+def test_answers_are_those_of_an_engine_in_process(server: RunningServer, split: RunningServer) -> None:
+    for body in (
+        completion(),
+        completion(logprobs=True, top_logprobs=2),
+        completion(temperature=0.9, seed=5, n=2),
+        completion(response_format={"type": "json_object"}),
+    ):
+        here, there = (
+            one.post("/v1/chat/completions", body).json() | {"id": "", "created": 0} for one in (server, split)
+        )
+        assert _shape(there) == _shape(here)
+    stream = [
+        [json.loads(data)["choices"] for _, data in events(text) if data != "[DONE]"]
+        for text in (one.post("/v1/chat/completions", completion(stream=True)).text for one in (server, split))
+    ]
+    assert _text(stream[0]) == _text(stream[1]) != ""
+    tokens = {"prompt": "Grüße, <|im_end|> 東京"}
+    assert split.post("/tokenize", tokens).json() == server.post("/tokenize", tokens).json()
+
+
+def _shape(reply: dict[str, Any]) -> dict[str, Any]:
+    """What must be equal: not how much of the prompt happened to be cached, nor the last bits of probabilities."""
+    choices = [
+        {**choice, "logprobs": [entry["token"] for entry in (choice["logprobs"] or {}).get("content", [])]}
+        for choice in reply["choices"]
+    ]
+    return {"choices": choices, "output": reply["usage"]["completion_tokens"]}
+
+
+def _text(choices: list[list[dict[str, Any]]]) -> str:
+    return "".join(choice["delta"].get("content", "") for entry in choices for choice in entry)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1}, {"messages": [{"role": "user", "content": "long " * 9000}]}])
+def test_refusals_are_those_of_an_engine_in_process(
+    server: RunningServer, split: RunningServer, wrong: dict[str, Any]
+) -> None:
+    here, there = (one.post("/v1/chat/completions", completion(**wrong)) for one in (server, split))
+    assert (there.status_code, there.json()) == (here.status_code, here.json())
+    assert there.status_code == 400
+
+
+def test_metrics_are_those_of_the_process(split: RunningServer) -> None:
+    split.post("/v1/chat/completions", completion())
+    page = split.client.get("/metrics").text
+    counted = next(line for line in page.splitlines() if line.startswith("ragstone:generation_tokens_total"))
+    assert float(counted.rsplit(" ", 1)[1]) >= 12
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/stream"])
+def test_client_that_goes_away_frees_its_blocks_in_the_process(split: RunningServer, path: str) -> None:
+    body = completion(stream=True, max_tokens=1500, ignore_eos=True) if path.startswith("/v1") else question("Hi?", "g")
+    with split.client.stream("POST", path, json=body) as response:
+        next(response.iter_raw())
+    backend = engine_of(split)
+    wait_until(lambda: backend.client.stats().num_running == 0)
+    stats = backend.client.stats()
+    wait_until(lambda: backend.client.stats().num_free_blocks == stats.num_kv_blocks - stats.num_pinned_blocks)
+
+
+def test_killed_process_is_told_of_and_started_again_and_nothing_is_lost(split: RunningServer) -> None:
+    backend = engine_of(split)
+    pid = backend.pid
+    assert pid is not None
+    services = split.services
+    model = services._model
+    assert model is not None
+    chain = services.chat
+    long = model.bind(max_tokens=1500, ignore_eos=True)
+    from app import chains
+
+    chain._answer = chains.answer_chain(long, services.settings.system_prompt)
+    answer = ""
+    names: list[str] = []
+    with split.client.stream("POST", "/chat/stream", json=question("Tell me a story.", "killed")) as response:
+        text = ""
+        for piece in response.iter_text():
+            text += piece
+            if pid is not None and text.count('"answer"') > 3:
+                os.kill(pid, signal.SIGKILL)
+                pid = None
+    for name, data in events(text):
+        names.append(name)
+        if name == "data":
+            answer += json.loads(data).get("answer", "")
+    assert names[-1] == "error"
+    fault = json.loads(events(text)[-1][1])
+    assert (fault["status_code"], fault["code"]) == (503, "engine_dead")
+    (turn,) = split.client.get("/api/v1/conversations/killed").json()["turns"]
+    assert turn["answer"] == answer != ""
+    assert turn["interrupted"] is True
+
+    # The next request waits for the engine that is being started, and is served by it.
+    reply = split.post("/v1/chat/completions", completion())
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["usage"]["completion_tokens"] > 0
+    wait_until(lambda: services.status() == ("ready", ""))
+    assert backend.pid != pid
+
+
+def test_degraded_server_says_why_and_takes_requests(split: RunningServer) -> None:
+    backend = engine_of(split)
+    before = backend._health
+    backend._health = ("degraded", "the engine's process is being started again")
+    try:
+        response = split.client.get("/v1/health/ready")
+        assert response.status_code == 200
+        seen = response.json()
+    finally:
+        backend._health = before
+    # The watch may have found it well again in between; then it says so.
+    assert seen in (
+        {"status": "degraded", "reason": "the engine's process is being started again"},
+        {"status": "ready"},
+    )
+
+
+# ── the border ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PromptTooLongError(9000, 8192, 256),
+        InvalidParameterError("top_p", "must be above 0"),
+        QueueFullError(3, 2, 1.5),
+        DeadlineExceededError(2.0, 5, was_running=True),
+        EngineDeadError("gone"),
+    ],
+)
+def test_errors_keep_class_message_and_numbers_over_the_border(error: EngineError) -> None:
+    with pytest.raises(type(error)) as raised:
+        read_line(write_error(error))
+    assert str(raised.value) == str(error)
+    assert vars(raised.value) == vars(error)
+
+
+def test_error_of_an_unknown_code_is_still_an_engine_error() -> None:
+    assert type(read_error({"code": "new", "message": "m"})) is EngineError
+
+
+def test_deltas_are_equal_after_the_border() -> None:
+    top = TokenLogprob(7, "é", -0.5, "é".encode())
+    full = OutputDelta(
+        "r", 1, "é", (7,), (TokenLogprob(7, "é", -0.5, b"\xc3\xa9", (top,)),), "tool_calls", 7, 3, 2, 1,
+        tool_calls=(ToolCallDelta(0, "call-1", "f", "{}"),),
+    )  # fmt: skip
+    for delta in (full, OutputDelta("r", 0, "", (), None, None, None, 0, 0, 0)):
+        assert read_line(write_delta(delta).rstrip(b"\n")) == delta
+
+
+def test_settings_reach_a_child_through_its_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, max_model_len=512, sample_kb=False, temperature=0.5)
+    for name, value in as_environment(settings).items():
+        monkeypatch.setenv(name, value)
+    assert Settings() == settings
+
+
+def test_engine_alone_asks_for_keys_where_others_reach_it_and_serves_its_model_only(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, model="scripted", api_keys="on")
+    with closing(KeyStore(settings.keys_path)) as keys:
+        key, _ = keys.create("app")
+    app = engine_server.create_app(settings)
+    services = app.state.services
+
+    def load() -> None:
+        services._client = ScriptedEngineClient()
+
+    services._load = load
+    with RunningServer(app) as server:
+        server.wait_until_ready()
+        assert server.client.get("/engine/info").status_code == 401
+        server.client.headers["Authorization"] = f"Bearer {key}"
+        assert [entry["id"] for entry in server.client.get("/v1/models").json()["data"]] == ["scripted"]
+        messages = [{"role": "user", "content": "hi"}]
+        said = server.post("/v1/chat/completions", {"model": "scripted", "messages": messages})
+        assert said.json()["choices"][0]["message"]["content"] == "Hello world"
+        rag = server.post("/v1/chat/completions", {"model": "ragstone-rag", "messages": messages})
+        assert rag.status_code == 404
+        facts = httpx.get(f"{server.url}/engine/info", headers={"Authorization": f"Bearer {key}"}).json()
+        assert facts == {"model_name": "scripted", "max_model_len": 1000, "num_parameters": 1000}
