@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import DataFolderError, RequestError, SettingsError
+from app.limits import Limits
 from app.principal import SCOPES, Principal
 
 PREFIX = "rag"
@@ -35,6 +36,12 @@ CREATE TABLE IF NOT EXISTS api_keys (
     created_at REAL NOT NULL,
     expires_at REAL,
     revoked_at REAL
+) STRICT;
+CREATE TABLE IF NOT EXISTS tenant_limits (
+    tenant TEXT PRIMARY KEY,
+    requests_per_minute INTEGER,
+    tokens_per_minute INTEGER,
+    concurrency INTEGER
 ) STRICT;
 """
 _COLUMNS = "key_id, name, user, tenant, scopes, created_at, expires_at, revoked_at"
@@ -172,6 +179,19 @@ class KeyStore:
         if record.status != "active":
             raise InvalidKeyError
         return record.principal
+
+    def set_limits(self, tenant: str, limits: Limits) -> None:
+        """What a tenant may use, in place of what the settings say for all."""
+        values = (tenant, limits.requests_per_minute, limits.tokens_per_minute, limits.concurrency)
+        with self._lock:
+            self._connection.execute("INSERT OR REPLACE INTO tenant_limits VALUES (?, ?, ?, ?)", values)
+
+    def limits(self, tenant: str) -> Limits:
+        """What was set for a tenant; nothing where nothing was."""
+        query = "SELECT requests_per_minute, tokens_per_minute, concurrency FROM tenant_limits WHERE tenant = ?"
+        with self._lock:
+            row = self._connection.execute(query, (tenant,)).fetchone()
+        return Limits(*row) if row else Limits()
 
     def close(self) -> None:
         """Closes the file."""

@@ -41,7 +41,7 @@ class EngineBackend(Protocol):
         """How it is, and if not ready, why. Does not block. What is degraded still takes requests."""
 
     def stats(self) -> EngineStats:
-        """What it counts; what it counted last while it cannot be asked."""
+        """What it counts, or counted a moment ago. Does not block."""
 
     def drain(self, timeout_s: float) -> None:
         """Lets answers finish for so long, then ends what is ours of it. Blocks; twice is harmless."""
@@ -81,16 +81,13 @@ class RemoteBackend:
             if time.monotonic() > deadline or self._ended.wait(POLL_S):
                 raise StartupError(f"{why}; start it with `ragstone engine`, or correct engine_url")
         self._health = ("ready", "")
+        self._read_stats()
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
 
     def health(self) -> tuple[EngineHealth, str]:
         return self._health
 
     def stats(self) -> EngineStats:
-        try:
-            self._last_stats = self.client.stats()
-        except EngineError:
-            logger.debug("the engine's statistics cannot be read")
         return self._last_stats
 
     def drain(self, timeout_s: float) -> None:
@@ -101,6 +98,13 @@ class RemoteBackend:
         while not self._ended.wait(POLL_S):
             why = self.client.check_health()
             self._health = ("ready", "") if why == "ready" else ("unhealthy", why)
+            self._read_stats()
+
+    def _read_stats(self) -> None:
+        try:
+            self._last_stats = self.client.stats()
+        except EngineError:
+            logger.debug("the engine's statistics cannot be read")
 
 
 def open_backend(

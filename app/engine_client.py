@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from app.degradation import current_degradation
 from app.messages import Message
 from app.principal import current_principal
 
@@ -154,6 +155,11 @@ class RequestTimes:
             self._num_finished += 1
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that the engine has worked on: of the prompt and of all answers."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
     def is_whole(self) -> bool:
         """Whether all answers of the request have ended."""
         return self._num_finished >= self.n
@@ -201,8 +207,10 @@ class InProcessEngineClient:
         tenant: str = "",
         priority: str = "normal",
     ) -> "AsyncGenerator[OutputDelta, None]":
+        allowed = current_degradation().sampling(params)
+
         def prepare() -> "Prepared":
-            return self._prepare(messages, params, _tool_use(tools, tool_choice, parallel_tool_calls))
+            return self._prepare(messages, allowed, _tool_use(tools, tool_choice, parallel_tool_calls))
 
         is_quick = not tools and sum(len(message["content"]) for message in messages) < INLINE_RENDER_CHARS
         return self._stream(prepare, is_quick, request_id, tenant, priority)
@@ -216,11 +224,13 @@ class InProcessEngineClient:
         tenant: str = "",
         priority: str = "normal",
     ) -> "AsyncGenerator[OutputDelta, None]":
+        allowed = current_degradation().sampling(params)
+
         def prepare() -> "Prepared":
             from engine import SamplingParams
 
             token_ids = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            return token_ids, SamplingParams.from_mapping(dict(params)), None
+            return token_ids, SamplingParams.from_mapping(dict(allowed)), None
 
         return self._stream(prepare, len(prompt) < INLINE_RENDER_CHARS, request_id, tenant, priority)
 
@@ -258,6 +268,7 @@ class InProcessEngineClient:
         priority: str = "normal",
     ) -> "Generator[OutputDelta, None, None]":
         request_id = request_id or new_request_id()
+        params = current_degradation().sampling(params)
         prompt, sampling, reader = self._prepare(messages, params, _tool_use(tools, tool_choice, parallel_tool_calls))
         tenant = tenant or current_principal().tenant
         times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n, tenant=tenant)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.child_process import die_with_parent
-from app.engine_backend import FIRST_START_S, RemoteBackend
+from app.engine_backend import FIRST_START_S, POLL_S, RemoteBackend
 from app.engine_client import RequestTimes
 from app.errors import StartupError
 from app.remote_engine import RemoteEngineClient
@@ -83,11 +83,13 @@ class EngineProcess(RemoteBackend):
 
     # The thread that forks a child must live as long as the child (`die_with_parent`): all are started here.
     def _watch(self) -> None:
-        failures, started = 0, time.monotonic()
+        failures, started, looked = 0, time.monotonic(), 0.0
         process = self._launch()
         while not self._ended.wait(WATCH_S):
             if process.poll() is None:
-                self._look(started)
+                if self._health[0] != "ready" or time.monotonic() > looked + POLL_S:
+                    self._look(started)
+                    looked = time.monotonic()
                 continue
             if not self._was_ready:
                 return  # `start` reports it
@@ -114,6 +116,7 @@ class EngineProcess(RemoteBackend):
                 logger.warning("the system prompt could not be pinned again: %s", error)
         self._health = ("ready", "")
         self._was_ready = True
+        self._read_stats()
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         self._socket.unlink(missing_ok=True)

@@ -33,6 +33,7 @@ class EngineServices(Services):
         self.settings = settings
         self.metrics = ServerMetrics()
         self.load_error = None
+        self.observers = []
         self.started_at = int(time.time())
         self._loading = "the engine has just started"
         self._loaded = False

@@ -48,6 +48,23 @@ class ServerMetrics:
         self.retrieval_seconds = Histogram(
             "ragstone:retrieval_time_seconds", "Time of one search.", buckets=RETRIEVAL_BUCKETS, registry=self.registry
         )
+        self.refused = Counter(
+            "ragstone:tenant_requests_refused",
+            "Requests refused for a tenant's limit.",
+            ["tenant", "limit"],
+            registry=self.registry,
+        )
+        self.degraded = Counter(
+            "ragstone:degraded_requests", "Requests answered with less.", ["policy"], registry=self.registry
+        )
+        self._of_tenant = {
+            kind: Counter(f"ragstone:tenant_{kind}", text, ["tenant"], registry=self.registry)
+            for kind, text in (
+                ("requests", "Requests that ended, by tenant."),
+                ("prompt_tokens", "Prompt tokens, by tenant."),
+                ("generation_tokens", "Tokens of answers, by tenant."),
+            )
+        }
         self._success = self._counter("request_success", "Requests that ended, by reason.", "finished_reason")
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From the request to its first token.", FIRST_TOKEN_BUCKETS
@@ -76,6 +93,9 @@ class ServerMetrics:
             return
         model = self._engine[0]
         self._success.labels(model, times.finish_reason).inc()
+        self._of_tenant["requests"].labels(times.tenant).inc()
+        self._of_tenant["prompt_tokens"].labels(times.tenant).inc(times.num_prompt_tokens)
+        self._of_tenant["generation_tokens"].labels(times.tenant).inc(times.num_output_tokens)
         ended = times.ended or times.started
         self._whole.labels(model).observe(ended - times.started)
         self._n.labels(model).observe(times.n)

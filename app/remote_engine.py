@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import orjson
 
+from app.degradation import current_degradation
 from app.engine_client import RequestTimes, new_request_id
 from app.engine_wire import read_error, read_line, read_stats
 from app.messages import Message
@@ -257,6 +258,7 @@ class RemoteEngineClient:
         self, given: dict[str, Any], params: Mapping[str, Any], request_id: str | None, tenant: str, priority: str
     ) -> tuple[bytes, RequestTimes]:
         tenant = tenant or current_principal().tenant
+        params = current_degradation().sampling(params)
         rest = {"params": params, "request_id": request_id or new_request_id(), "priority": priority}
         times = RequestTimes(max_tokens=params.get("max_tokens"), n=params.get("n") or 1, tenant=tenant)
         return json.dumps({**given, **rest, "tenant": tenant}, default=list).encode(), times

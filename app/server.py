@@ -4,7 +4,7 @@ Ports, processes and signals are `app/serve.py`'s business.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import __version__
 from app.api_keys import KeyStore
 from app.browser_guard import BrowserGuard
+from app.degradation import NONE, Degradation
+from app.limits import Limits, TenantLimits
 from app.preflight import keys_required
 from app.request_id import HEADER, RequestIds
 from app.routes import (
@@ -31,10 +33,13 @@ from app.routes import (
     langserve,
     openai,
     tokens,
+    usage,
 )
 from app.routes.access import AccessGuard
+from app.routes.admission import Admission
 from app.services import Services
 from app.settings import Settings
+from app.usage import UsageStore
 
 # JSON bodies are small; uploads have a limit of their own.
 MAX_BODY_BYTES = 8 << 20
@@ -63,6 +68,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await asyncio.wait({loading})  # its thread cannot be interrupted, and closing under it would break it
             await services.close()
+            usage_store.close()
             if keys is not None:
                 keys.close()
 
@@ -70,7 +76,11 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None, title="Ragstone", version=__version__, description=DESCRIPTION, lifespan=lifespan
     )
     app.state.services = services
+    limits = TenantLimits(_limits_of(settings, keys))
+    usage_store = UsageStore(settings.usage_path)
+    services.observers += [usage_store.observe, lambda model, times: limits.spend(times.tenant, times.num_tokens)]
     faults.install(app)
+    app.include_router(usage.create_router(settings, usage_store))
     for family in (langserve, openai, completions, embeddings, tokens, health, *API_FAMILIES):
         app.include_router(family.create_router(services))
 
@@ -80,6 +90,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit)
+    app.add_middleware(
+        Admission, limits=limits, metrics=services.metrics, degradation=lambda: _degradation(settings, services)
+    )
     app.add_middleware(AccessGuard, keys=keys)
     origins = settings.allowed_origins
     if origins:
@@ -91,6 +104,24 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(BrowserGuard, origins=origins, hosts=hosts)
     app.add_middleware(RequestIds)
     return app
+
+
+def _limits_of(settings: Settings, keys: KeyStore | None) -> Callable[[str], Limits]:
+    """A tenant's limits: its own, else those that the settings have for all."""
+    defaults = Limits(
+        settings.tenant_requests_per_minute, settings.tenant_tokens_per_minute, settings.tenant_concurrency
+    )
+    return lambda tenant: defaults if keys is None else keys.limits(tenant).over(defaults)
+
+
+def _degradation(settings: Settings, services: Services) -> Degradation:
+    """What a request that comes now must do without."""
+    engine = services.metrics.engine
+    if not settings.degradation_policies or engine is None or engine[1]().num_waiting < settings.degrade_at:
+        return NONE
+    return Degradation(
+        tuple(settings.degradation_policies), settings.degraded_num_passages, settings.degraded_max_tokens
+    )
 
 
 class BodyLimit:

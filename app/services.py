@@ -10,7 +10,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -20,8 +20,9 @@ from app import chains
 from app.answering import Answering
 from app.chat_model import ChatRagstone
 from app.conversation import ConversationChain, ModelRoom, turn_writer
+from app.degradation import current_degradation
 from app.engine_backend import EngineBackend, open_backend
-from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient
+from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, RequestTimes
 from app.errors import NotReadyError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
@@ -74,6 +75,8 @@ class Services:
         self.uploads = settings.data_dir / "uploads"
         self.load_error: Exception | None = None
         self.started_at = int(time.time())
+        # Told of every request to the chat model that has ended: its name, and the times.
+        self.observers: list[Callable[[str, RequestTimes], None]] = []
         self._loading = "the server has just started"
         self._loaded = False
         self._closing = threading.Event()
@@ -183,7 +186,7 @@ class Services:
     def _load_engine(self) -> None:
         settings = self.settings
         self._step(f"loading the chat model {settings.model}")
-        backend = open_backend(settings, self.model_name, self.metrics.observe)
+        backend = open_backend(settings, self.model_name, self.observe)
         self._backend, self._client = backend, backend.client
         self.metrics.watch(self.model_name, backend.stats)
         pinned = self._client.pin_system_prompt(settings.system_prompt)
@@ -314,7 +317,13 @@ class Services:
 
     def _search(self, queries: Sequence[str], k: int, **narrowed: Any) -> list[Passage]:
         with self.metrics.retrieval_seconds.time():
-            return self.knowledge_base.search(queries, k, **narrowed)
+            return self.knowledge_base.search(queries, current_degradation().passages(k), **narrowed)
+
+    def observe(self, times: RequestTimes) -> None:
+        """Takes a request to the chat model that has ended into account."""
+        self.metrics.observe(times)
+        for observer in self.observers:
+            observer(self.model_name, times)
 
     def _step(self, what: str) -> None:
         self._loading = what

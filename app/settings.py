@@ -183,6 +183,25 @@ class Settings(BaseSettings):
     )
 
     # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    tenant_requests_per_minute: int | None = Field(
+        None, ge=1, description="Requests a minute that a tenant may make of models (default: any number)."
+    )
+    tenant_tokens_per_minute: int | None = Field(
+        None, ge=1, description="Tokens a minute, of prompts and answers, that a tenant may use (default: any number)."
+    )
+    tenant_concurrency: int | None = Field(
+        None, ge=1, description="Requests that a tenant may have under way at a time (default: any number)."
+    )
+    degradation: str = Field(
+        "",
+        pattern=r"^\s*((fewer-passages|shorter-answers)\s*(,\s*|$))*$",
+        description="What to do without under load: fewer-passages, shorter-answers, or both (default: nothing).",
+    )
+    degrade_at: int = Field(8, ge=1, description="Waiting requests from which on `degradation` holds.")
+    degraded_num_passages: int = Field(1, ge=0, description="Passages of an answer under fewer-passages.")
+    degraded_max_tokens: int = Field(128, ge=1, description="Longest answer under shorter-answers.")
+    price_per_million_prompt_tokens: float = Field(0.0, ge=0.0, description="For the cost that /api/v1/usage tells.")
+    price_per_million_output_tokens: float = Field(0.0, ge=0.0, description="For the cost that /api/v1/usage tells.")
     max_input_chars: int = Field(20_000, ge=1, description="Longest question in characters.")
     max_upload_bytes: int = Field(100 << 20, ge=1, description="Largest uploaded file in bytes.")
     cors_origins: str = Field(
@@ -226,6 +245,11 @@ class Settings(BaseSettings):
         """Names of `allowed_hosts`."""
         return [name for part in self.allowed_hosts.split(",") if (name := part.strip().lower())]
 
+    @property
+    def degradation_policies(self) -> list[str]:
+        """Policies of `degradation`."""
+        return [name for part in self.degradation.split(",") if (name := part.strip())]
+
     # Where each kind of thing stands in the data folder, in one place so that no two parts disagree.
     @property
     def knowledge_dir(self) -> Path:
@@ -241,6 +265,11 @@ class Settings(BaseSettings):
     def history_path(self) -> Path:
         """SQLite file of the conversations."""
         return self.data_dir / "history.sqlite3"
+
+    @property
+    def usage_path(self) -> Path:
+        """SQLite file of what tenants have used."""
+        return self.data_dir / "usage.sqlite3"
 
     @property
     def keys_path(self) -> Path:
@@ -373,6 +402,8 @@ def allowed_values(name: str) -> str:
         return "a URL that begins with http:// or https://"
     if name == "device":
         return "one of: auto, cpu, cuda, cuda:N"
+    if name == "degradation":
+        return "a list of fewer-passages, shorter-answers"
     if name == "vector_store":
         return "faiss, or qdrant: followed by a URL or a folder"
     return "a non-empty text"

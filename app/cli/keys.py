@@ -10,6 +10,7 @@ from rich.table import Table
 
 from app.api_keys import DEFAULT_SCOPES, DEFAULT_TENANT, KeyStore
 from app.cli.options import ConfigOption, DataOption, errors_to, fail, read_settings
+from app.limits import Limits
 from app.principal import SCOPES
 
 keys_cli = typer.Typer(
@@ -85,6 +86,31 @@ def revoke(
         fail(f"there is no active key of the name or id {name!r}; `ragstone keys list` shows them")
     for key in revoked:
         print(f"revoked: key {key.key_id} ({key.name})")
+
+
+@keys_cli.command("limit", epilog="Example: ragstone keys limit sales --requests-per-minute 60 --concurrency 4")
+def limit(
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="Whose limits.")],
+    requests_per_minute: Annotated[
+        int | None, typer.Option("--requests-per-minute", metavar="N", min=1, help="Requests of models a minute.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None,
+        typer.Option("--tokens-per-minute", metavar="N", min=1, help="Tokens a minute, of prompts and answers."),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", metavar="N", min=1, help="Requests under way at a time.")
+    ] = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Set what a tenant may use, in place of the settings tenant_*; what is left out is as the settings say."""
+    settings = read_settings(config, data=data)
+    limits = Limits(requests_per_minute, tokens_per_minute, concurrency)
+    with closing(KeyStore(settings.keys_path)) as keys:
+        keys.set_limits(tenant, limits)
+    said = [f"{name} {value:,}" for name, value in vars(limits).items() if value is not None]
+    print(f"limits of the tenant {tenant}: {', '.join(said) or 'as the settings say'}")
 
 
 def _day(time_s: float) -> str:

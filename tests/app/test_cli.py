@@ -65,6 +65,7 @@ def test_commands_are_those_of_the_design() -> None:
         "eval",
         "ingest",
         "keys create",
+        "keys limit",
         "keys list",
         "keys revoke",
         "models list",

@@ -105,9 +105,13 @@ def test_refusals_are_those_of_an_engine_in_process(
 
 def test_metrics_are_those_of_the_process(split: RunningServer) -> None:
     split.post("/v1/chat/completions", completion())
-    page = split.client.get("/metrics").text
-    counted = next(line for line in page.splitlines() if line.startswith("ragstone:generation_tokens_total"))
-    assert float(counted.rsplit(" ", 1)[1]) >= 12
+
+    def num_generated() -> float:
+        page = split.client.get("/metrics").text
+        counted = next(line for line in page.splitlines() if line.startswith("ragstone:generation_tokens_total"))
+        return float(counted.rsplit(" ", 1)[1])
+
+    wait_until(lambda: num_generated() >= 12)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/stream"])

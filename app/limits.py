@@ -1,0 +1,134 @@
+"""How much a tenant may ask for: requests a minute, tokens a minute, and requests at the same time.
+
+Requests and tokens are counted in buckets that fill evenly: a full minute's worth may come at once, then as much as the
+minute brings. An answer's tokens are known when it has ended, so a bucket of tokens may run into debt, and the tenant
+waits until it is paid. Limits of this process only; two servers with one set of keys grant twice as much.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from app.errors import RequestError
+
+LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrency"]
+# A place may come free at any moment; this is what a client that was refused for want of one is told to wait.
+PLACE_S = 1.0
+_WHAT = {
+    "requests_per_minute": "requests a minute",
+    "tokens_per_minute": "tokens a minute",
+    "concurrency": "requests at the same time",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """None: no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+
+    def over(self, defaults: "Limits") -> "Limits":
+        """These limits, with those of `defaults` where these say nothing."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(defaults, **given)
+
+
+class LimitError(RequestError):
+    """A tenant asks for more than it may. `field` is the limit's name."""
+
+    code = "rate_limit_exceeded"
+    status_code = 429
+
+    def __init__(self, tenant: str, limit: LimitName, allowed: int, retry_after_s: float) -> None:
+        who = f"the tenant {tenant!r}" if tenant else "this server"
+        wait_s = max(1, round(retry_after_s))
+        super().__init__(
+            f"{who} is at its limit of {allowed:,} {_WHAT[limit]} ({limit}): try again in {wait_s} s",
+            field=limit,
+        )
+        self.retry_after_s = max(1.0, retry_after_s)
+
+
+@dataclass
+class _Bucket:
+    """Fills with `per_minute` a minute up to as much."""
+
+    per_minute: int
+    level: float
+    at: float
+
+    def fill(self, now: float) -> None:
+        self.level = min(self.per_minute, self.level + max(0.0, now - self.at) * self.per_minute / 60)
+        self.at = now
+
+    def wait_s(self, wanted: float) -> float:
+        """Seconds until it holds so much."""
+        return max(0.0, wanted - self.level) * 60 / self.per_minute
+
+
+@dataclass
+class _Account:
+    running: int = 0
+    buckets: dict[str, _Bucket] = field(default_factory=dict)
+
+
+class TenantLimits:
+    """Keeps tenants to their limits. `limits_of` tells a tenant's; methods may be called from any thread."""
+
+    def __init__(self, limits_of: Callable[[str], Limits], clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits_of = limits_of
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._accounts: dict[str, _Account] = {}
+
+    def begin(self, tenant: str) -> None:
+        """Counts a request that begins; `end` must follow. Raises LimitError, and then it is not counted."""
+        limits, now = self._limits_of(tenant), self._clock()
+        with self._lock:
+            account = self._accounts.setdefault(tenant, _Account())
+            if limits.concurrency is not None and account.running >= limits.concurrency:
+                raise LimitError(tenant, "concurrency", limits.concurrency, PLACE_S)
+            tokens = self._bucket(account, "tokens_per_minute", limits.tokens_per_minute, now)
+            if tokens is not None and tokens.level < 1:
+                raise LimitError(tenant, "tokens_per_minute", tokens.per_minute, tokens.wait_s(1))
+            requests = self._bucket(account, "requests_per_minute", limits.requests_per_minute, now)
+            if requests is not None:
+                if requests.level < 1:
+                    raise LimitError(tenant, "requests_per_minute", requests.per_minute, requests.wait_s(1))
+                requests.level -= 1
+            account.running += 1
+
+    def end(self, tenant: str) -> None:
+        """Counts a request that has ended."""
+        with self._lock:
+            self._accounts[tenant].running -= 1
+
+    def spend(self, tenant: str, num_tokens: int) -> None:
+        """Counts tokens that the engine has worked on for a tenant."""
+        limit = self._limits_of(tenant).tokens_per_minute
+        with self._lock:
+            account = self._accounts.setdefault(tenant, _Account())
+            bucket = self._bucket(account, "tokens_per_minute", limit, self._clock())
+            if bucket is not None:
+                bucket.level -= num_tokens
+
+    def num_running(self, tenant: str) -> int:
+        """Requests of a tenant that have begun and not ended."""
+        with self._lock:
+            account = self._accounts.get(tenant)
+            return 0 if account is None else account.running
+
+    @staticmethod
+    def _bucket(account: _Account, name: LimitName, limit: int | None, now: float) -> _Bucket | None:
+        if limit is None:
+            account.buckets.pop(name, None)
+            return None
+        bucket = account.buckets.get(name)
+        if bucket is None or bucket.per_minute != limit:
+            bucket = account.buckets[name] = _Bucket(limit, limit, now)
+        bucket.fill(now)
+        return bucket

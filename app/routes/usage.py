@@ -1,0 +1,57 @@
+"""/api/v1/usage: what tenants have used, and what it costs by the prices in the settings."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+
+from app.routes.access import CurrentPrincipal
+from app.settings import Settings
+from app.usage import Counts, UsageStore
+
+MILLION = 1_000_000
+
+
+class UsageEntry(BaseModel):
+    """One day of one tenant with one model. `cost` is in whatever unit the prices are."""
+
+    day: str
+    tenant: str
+    model: str
+    num_requests: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+    cost: float
+
+
+class Usage(BaseModel):
+    usage: Sequence[UsageEntry]
+
+
+def create_router(settings: Settings, store: UsageStore) -> APIRouter:
+    """/api/v1/usage."""
+    router = APIRouter(prefix="/api/v1/usage", tags=["usage"])
+
+    def cost(counts: Counts) -> float:
+        prompt = counts.num_prompt_tokens * settings.price_per_million_prompt_tokens
+        return (prompt + counts.num_output_tokens * settings.price_per_million_output_tokens) / MILLION
+
+    @router.get("", response_model=Usage)
+    async def usage(
+        principal: CurrentPrincipal,
+        since: Annotated[str, Query(pattern=r"^(\d{4}-\d\d-\d\d)?$", description="First day, as 2026-01-31.")] = "",
+    ) -> dict[str, Any]:
+        """Requests, tokens and cost of the key's tenant by day and model; of all tenants with the scope `admin`."""
+        of = None if principal.may("admin") else principal.tenant
+        rows = await asyncio.to_thread(store.read, since=since, tenant=of)
+        return {
+            "usage": [
+                {"day": day, "tenant": tenant, "model": model, **vars(counts), "cost": cost(counts)}
+                for day, tenant, model, counts in rows
+            ]
+        }
+
+    return router
