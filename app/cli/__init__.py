@@ -15,6 +15,7 @@ from app.cli.documents import documents_cli
 from app.cli.evaluation import evaluation_cli
 from app.cli.keys import keys_cli
 from app.cli.model_commands import models_cli
+from app.cli.operations import operations_cli
 from app.cli.options import fail
 from app.cli.server import server_cli
 from app.errors import RagstoneError
@@ -28,7 +29,7 @@ cli = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (server_cli, documents_cli, evaluation_cli):
+for commands in (server_cli, documents_cli, evaluation_cli, operations_cli):
     cli.add_typer(commands)
 cli.add_typer(models_cli, name="models")
 cli.add_typer(keys_cli, name="keys")

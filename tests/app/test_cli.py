@@ -61,6 +61,8 @@ def commands() -> Iterator[tuple[list[str], Any]]:
 
 def test_commands_are_those_of_the_design() -> None:
     assert sorted(" ".join(words) for words, _ in commands()) == [
+        "backup",
+        "doctor",
         "engine",
         "eval",
         "ingest",
@@ -73,7 +75,9 @@ def test_commands_are_those_of_the_design() -> None:
         "models pull",
         "models show",
         "reembed",
+        "restore",
         "serve",
+        "settings",
         "status",
         "sync",
         "watch",

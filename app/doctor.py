@@ -1,0 +1,138 @@
+"""`ragstone doctor`: what of this machine could keep the server from running well, each with what to do about it.
+
+Looks only; nothing is changed, loaded or fetched.
+"""
+
+import importlib.metadata
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from app import __version__, models, preflight
+from app.errors import RagstoneError
+from app.settings import Settings, unknown_variables
+
+State = Literal["ok", "warning", "problem"]
+DISTRIBUTIONS = ("torch", "fastapi", "langchain-core", "langserve", "gradio", "sentence-transformers")
+LITTLE_MEMORY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `advice` is what to do where it is not ok."""
+
+    state: State
+    what: str
+    found: str
+    advice: str = ""
+
+
+def examine(settings: Settings) -> list[Finding]:
+    """All findings, in the order in which they matter to a start."""
+    looks: tuple[Callable[[Settings], list[Finding]], ...] = (
+        _versions, _variables, _ports, _data_folder, _keys, _devices, _memory, _models,
+    )  # fmt: skip
+    return [finding for look in looks for finding in look(settings)]
+
+
+def _versions(settings: Settings) -> list[Finding]:
+    python = f"Ragstone {__version__}, Python {platform.python_version()}"
+    findings = [Finding("ok", "version", python)]
+    missing = []
+    for name in DISTRIBUTIONS:
+        try:
+            findings.append(Finding("ok", name, importlib.metadata.version(name)))
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        findings.append(Finding("problem", "packages", f"{', '.join(missing)} not installed", "run `make install`"))
+    if warning := preflight.shadowing_distribution():
+        findings.append(Finding("problem", "packages", "`kernels` hides ours", warning))
+    return findings
+
+
+def _variables(settings: Settings) -> list[Finding]:
+    return [Finding("warning", "environment", sentence, "correct or unset it") for sentence in unknown_variables()]
+
+
+def _ports(settings: Settings) -> list[Finding]:
+    running = preflight.running_address(settings.data_dir)
+    if running:
+        return [Finding("ok", "ports", f"a server of this data folder runs at port {running.get('port')}")]
+    try:
+        preflight.reserve_ports(settings).close()
+    except RagstoneError as error:
+        return [Finding("problem", "ports", "not free", error.message)]
+    shown = f"{settings.port}" + (f" and {settings.ui_port}" if settings.ui else "")
+    return [Finding("ok", "ports", f"{shown} on {settings.host} free")]
+
+
+def _data_folder(settings: Settings) -> list[Finding]:
+    try:
+        preflight.check_data_folder(settings)
+    except RagstoneError as error:
+        return [Finding("problem", "data folder", str(settings.data_dir), error.message)]
+    free = shutil.disk_usage(settings.data_dir).free
+    return [Finding("ok", "data folder", f"{settings.data_dir}, {free / 2**30:,.1f} GiB free")]
+
+
+def _keys(settings: Settings) -> list[Finding]:
+    try:
+        warning = preflight.check_keys(settings)
+    except RagstoneError as error:
+        return [Finding("problem", "API keys", "asked for, and there is none", error.message)]
+    if warning:
+        return [Finding("warning", "API keys", "off", warning)]
+    return [Finding("ok", "API keys", "asked for" if preflight.keys_required(settings) else "not asked for")]
+
+
+def _devices(settings: Settings) -> list[Finding]:
+    import torch
+
+    if torch.cuda.is_available():
+        names = {torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
+        return [Finding("ok", "GPU", f"{', '.join(sorted(names))}, CUDA {torch.version.cuda}")]
+    if settings.device.startswith("cuda"):
+        built = "torch is a CPU build" if torch.version.cuda is None else "the driver does not answer"
+        advice = "install the CUDA build (`make install RAGSTONE_EXTRA=gpu`) or the driver, or use --device cpu"
+        return [Finding("problem", "GPU", f"none, and device is {settings.device}: {built}", advice)]
+    if shutil.which("nvidia-smi") and torch.version.cuda is None:
+        advice = "install the CUDA build: `make install RAGSTONE_EXTRA=gpu`"
+        return [Finding("warning", "GPU", "there is one, and torch is a CPU build", advice)]
+    return [Finding("ok", "GPU", f"none; {preflight.usable_cpus()} CPUs are used")]
+
+
+def _memory(settings: Settings) -> list[Finding]:
+    import torch
+
+    from engine.available_memory import available_bytes
+
+    free = available_bytes(torch.device("cpu"))
+    if free < LITTLE_MEMORY_BYTES:
+        return [
+            Finding("warning", "memory", f"{free / 2**30:,.1f} GiB free", "end other programs, or take a smaller model")
+        ]
+    return [Finding("ok", "memory", f"{free / 2**30:,.1f} GiB free")]
+
+
+def _models(settings: Settings) -> list[Finding]:
+    if settings.engine_url is not None:
+        return [Finding("ok", "chat model", f"of the engine at {settings.engine_url}")]
+    fetched = {model.name: model.path for model in models.list_models(settings)}
+    name = settings.model.lower()
+    if name in fetched and fetched[name] is None:
+        return [Finding("ok", "chat model", f"{settings.model}, which is fetched at the first start")]
+    from app.model_sheet import model_sheet
+    from engine.errors import EngineError
+
+    try:
+        served = model_sheet(settings.model, models.resolve(settings.model, settings), settings).as_json()["served"]
+    except (RagstoneError, EngineError) as error:
+        return [Finding("problem", "chat model", settings.model, str(error))]
+    shown = f"{settings.model}: {served['needed_bytes'] / 2**30:,.2f} GiB in {served['weight_format']}"
+    if not served["fits"]:
+        advice = "take a smaller model, or lower max_model_len; `ragstone models show` has the arithmetic"
+        return [Finding("problem", "chat model", f"{shown}, which does not fit", advice)]
+    return [Finding("ok", "chat model", f"{shown}, fits")]
