@@ -15,6 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import RequestError
+from app.request_path import route_path
 from app.routes.faults import respond
 
 HEADERS = {
@@ -79,13 +80,13 @@ class BrowserGuard:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         if not self._is_ours(host):
-            await respond(UnknownHostError(host), scope["path"])(scope, receive, guarded)
+            await respond(UnknownHostError(host), route_path(scope))(scope, receive, guarded)
             return
         origin = headers.get("origin", "")
         if scope["method"] in SAFE_METHODS or self._may_call(headers, origin):
             await self._app(scope, receive, guarded)
             return
-        await respond(CrossOriginError(origin), scope["path"])(scope, receive, guarded)
+        await respond(CrossOriginError(origin), route_path(scope))(scope, receive, guarded)
 
     def _is_ours(self, host: str) -> bool:
         name = host_name(host)

@@ -20,6 +20,7 @@ from app.degradation import NONE, Degradation
 from app.limits import Limits, TenantLimits
 from app.preflight import keys_required
 from app.request_id import HEADER, RequestIds
+from app.request_path import route_path
 from app.routes import (
     collections,
     completions,
@@ -73,7 +74,12 @@ def create_app(settings: Settings) -> FastAPI:
                 keys.close()
 
     app = FastAPIOffline(  # its page of routes loads nothing from elsewhere
-        redoc_url=None, title="Ragstone", version=__version__, description=DESCRIPTION, lifespan=lifespan
+        redoc_url=None,
+        title="Ragstone",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        root_path=settings.root_path,
     )
     app.state.services = services
     limits = TenantLimits(_limits_of(settings, keys))
@@ -131,7 +137,7 @@ class BodyLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == UPLOAD_PATH:
+        if scope["type"] != "http" or route_path(scope) == UPLOAD_PATH:
             await self._app(scope, receive, send)
             return
         received = 0

@@ -177,6 +177,11 @@ class Settings(BaseSettings):
     publish: str | None = Field(
         None, description="Address at which others reach the server, where it is not `host`: a container's port."
     )
+    root_path: str = Field(
+        "",
+        pattern=r"^(/[^/\s]+)*$",
+        description="Path under which a reverse proxy publishes the API, e.g. /rag, whether or not it takes it off.",
+    )
     allowed_hosts: str = Field(
         "",
         description="Names by which a server without keys may be called beside localhost, comma-separated; * is any.",

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.api_keys import InvalidKeyError, KeyStore, MissingKeyError
 from app.errors import RequestError
 from app.principal import LOCAL, Principal, set_principal
+from app.request_path import route_path
 from app.routes.faults import respond
 
 # What anybody may read: whether the server lives, and the description of its routes, which is the same everywhere.
@@ -65,7 +66,7 @@ class AccessGuard:
         try:
             principal = self._principal(scope)
         except RequestError as error:
-            await respond(error, scope["path"])(scope, receive, send)
+            await respond(error, route_path(scope))(scope, receive, send)
             return
         if principal is not None:
             scope.setdefault("state", {})["principal"] = principal
@@ -76,7 +77,7 @@ class AccessGuard:
         """Who asks; None where nobody needs to know. Raises RequestError."""
         if self._keys is None:
             return LOCAL
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = route_path(scope)
         if scope["method"] in READING and (path in PUBLIC or path.startswith(PUBLIC_FOLDER)):
             return None
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")

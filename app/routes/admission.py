@@ -9,6 +9,7 @@ from app.degradation import HEADER, Degradation, set_degradation
 from app.limits import LimitError, TenantLimits
 from app.metrics import ServerMetrics
 from app.principal import LOCAL, Principal
+from app.request_path import route_path
 from app.routes.faults import respond
 
 # Below these, a POST makes a model work.
@@ -38,7 +39,7 @@ class Admission:
             self._limits.begin(principal.tenant)
         except LimitError as error:
             self._metrics.refused.labels(principal.tenant, error.field or "").inc()
-            await respond(error, scope["path"])(scope, receive, send)
+            await respond(error, route_path(scope))(scope, receive, send)
             return
         try:
             await self._app(scope, receive, self._marked(send))
@@ -63,5 +64,4 @@ class Admission:
 
 
 def _asks_a_model(scope: Scope) -> bool:
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path.startswith(MODEL_PATHS)
+    return route_path(scope).startswith(MODEL_PATHS)

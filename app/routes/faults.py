@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import RagstoneError
+from app.request_path import route_path
 from app.services import RETRY_AFTER_S
 from engine.errors import EngineError
 from retrieval.errors import RetrievalError
@@ -135,7 +136,7 @@ def install(app: FastAPI) -> None:
     """Makes every error of the app one of these."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
-        return respond(error, request.scope["path"])
+        return respond(error, route_path(request.scope))
 
     for kind in (HTTPException, RequestValidationError, RagstoneError, EngineError, RetrievalError, TimeoutError):
         app.add_exception_handler(kind, handle)
@@ -164,7 +165,7 @@ class LastResort:
         except Exception as error:
             if started or scope["type"] != "http":
                 raise
-            await respond(error, scope["path"])(scope, receive, send)
+            await respond(error, route_path(scope))(scope, receive, send)
 
 
 def _storage_fault(error: BaseException) -> Fault | None:
