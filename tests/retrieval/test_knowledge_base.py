@@ -5,6 +5,7 @@ import pytest
 
 from retrieval import Filter, KnowledgeBase, Passage
 from retrieval.errors import InvalidArgumentError
+from retrieval.snapshot import saved_index
 from retrieval.vector_store import RagstoneVectorStore
 from tests.retrieval.word_embedder import WordEmbedder
 
@@ -222,5 +223,9 @@ def test_another_embedding_model_is_offered_where_most_documents_are_foreign_to_
         assert advice.startswith(
             "2 of 3 chunks are in languages that the embedding model words does not know (most in zh)"
         )
+        knowledge_base.snapshots.save()
+        saved = saved_index(knowledge_base.folder)
+        assert saved is not None
+        assert saved.advice == advice  # what `ragstone status` shows
         embedder.languages = None
         assert knowledge_base.advice() is None

@@ -10,7 +10,7 @@ import pytest
 
 from retrieval import IndexOptions, KnowledgeBase, vector_index
 from retrieval import snapshot as snapshot_module
-from retrieval.snapshot import saved_index
+from retrieval.snapshot import SavedIndex, saved_index
 from tests.retrieval.word_embedder import WordEmbedder
 
 
@@ -173,7 +173,7 @@ def test_an_index_that_outgrew_its_kind_is_compacted_and_said_in_the_stats(tmp_p
         assert best.text == "Whale number37 of the sea."
         (folder,) = saved(knowledge_base.folder)
         assert folder in ("000000000060", "000000000060.001"), "before the compaction was done, or after it only"
-        assert saved_index(knowledge_base.folder) == f"60 chunks, {knowledge_base.stats()['index']}"
+        assert saved_index(knowledge_base.folder) == SavedIndex(f"60 chunks, {knowledge_base.stats()['index']}", None)
 
 
 def test_inverted_lists_are_read_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
