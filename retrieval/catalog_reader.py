@@ -64,9 +64,8 @@ class CatalogReader:
 
     def embedder(self) -> tuple[str, str, int] | None:
         """Name, fingerprint and dimension of the embedder whose vectors these are; None while unknown."""
-        name, fingerprint, dimension = (
-            self._setting(f"embedder_{key}") for key in ("name", "fingerprint", "dimension")
-        )
+        found = dict(self._db.execute("SELECT key, value FROM settings WHERE key GLOB 'embedder_*'"))
+        name, fingerprint, dimension = (found.get(f"embedder_{key}") for key in ("name", "fingerprint", "dimension"))
         return (name, fingerprint, int(dimension)) if name and fingerprint and dimension else None
 
     def num_vectors(self) -> int:

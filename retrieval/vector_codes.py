@@ -5,8 +5,12 @@ int8 has one range for each component (FAISS's QT_8bit): 256 steps from its leas
 """
 
 import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import faiss
 import numpy as np
@@ -25,6 +29,11 @@ _faiss: Any = faiss  # its stubs lack some of what is in it
 _MARGIN = 0.1
 # Rows decoded at a time where a whole matrix is gone through.
 BLOCK = 16_384
+# Single rows (of 384) that are worth another thread: half a millisecond or so of waiting for memory.
+_SHARED_COMPONENTS = 2_500 * 384
+
+_Part = TypeVar("_Part")
+_Result = TypeVar("_Result")
 
 
 class VectorCodes:
@@ -107,7 +116,15 @@ class VectorCodes:
         return found, scores
 
     def _nearest_exact(self, query: Vectors, k: int, rows: Ids) -> tuple[Ids, Vectors]:
-        # On one thread: on a busy machine, waiting for a second one costs more than it saves.
+        parts = np.array_split(rows, max(1, len(rows) * self.dimension // _SHARED_COMPONENTS))
+        found = _by_threads(lambda part: self._nearest_of_part(query, min(k, len(part)), part), parts)
+        if len(found) == 1:
+            return found[0]
+        nearest, scores = (np.concatenate(column) for column in zip(*found, strict=True))
+        best = np.lexsort((nearest, -scores))[:k]
+        return nearest[best], scores[best]
+
+    def _nearest_of_part(self, query: Vectors, k: int, rows: Ids) -> tuple[Ids, Vectors]:
         scores, found = np.empty(k, dtype=np.float32), np.empty(k, dtype=np.int64)
         _faiss.knn_inner_products_by_idx(
             _pointer(query), _pointer(self.codes), _pointer(rows), self.dimension, 1, len(self), len(rows), k,
@@ -134,6 +151,21 @@ class VectorCodes:
         self._scanners.append(scanner)
         order = np.lexsort((found, -scores))
         return found[order], scores[order]
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), thread_name_prefix="nearest")
+
+
+def _by_threads(work: Callable[[_Part], _Result], parts: Sequence[_Part]) -> list[_Result]:
+    """`work` of each part, in any order. A part that no other thread has begun is done here: a busy machine costs
+    no waiting."""
+    begun = [_threads().submit(work, part) for part in parts[1:]]
+    results = [work(parts[0])]
+    for part, future in zip(reversed(parts[1:]), reversed(begun), strict=True):
+        results.append(work(part) if future.cancel() else future.result())
+    return results
 
 
 def _runs(rows: Ids) -> list[tuple[int, int]]:

@@ -24,7 +24,7 @@ from retrieval.chunking import Chunk
 from retrieval.embeddings import LangChainEmbedder, LangChainView, Vectors, encodable, unit_vectors
 from retrieval.errors import InvalidArgumentError
 from retrieval.ingest import text_digest
-from retrieval.knowledge_base import KnowledgeBase, public_chunk_id
+from retrieval.knowledge_base import ATTEMPTS, KnowledgeBase, public_chunk_id
 from retrieval.snapshot import Snapshot
 from retrieval.vector_index import Mask
 
@@ -174,38 +174,40 @@ class RagstoneVectorStore(VectorStore):
         return lambda cosine: min(1.0, max(0.0, cosine))
 
     def _nearest(self, vector: Vectors, k: int, filter: Filter | None) -> list[tuple[Document, float]]:
-        snapshot, rows, scores = self._search(vector, k, filter)
-        documents = self._documents(snapshot, rows)
+        _, rows, scores, documents = self._search(vector, k, filter)
         return [(documents[row], score) for row, score in zip(rows, scores, strict=True) if row in documents]
 
     def _diverse(
         self, vector: Vectors, k: int, fetch_k: int, lambda_mult: float, filter: Filter | None
     ) -> list[Document]:
-        snapshot, rows, _ = self._search(vector, max(k, fetch_k), filter)
+        snapshot, rows, _, documents = self._search(vector, max(k, fetch_k), filter)
         if not rows:
             return []
         chosen = maximal_marginal_relevance(vector, list(snapshot.vectors.vectors_of(np.array(rows))), lambda_mult, k)
-        documents = self._documents(snapshot, rows)
         return [documents[rows[index]] for index in chosen if rows[index] in documents]
 
-    def _search(self, vector: Vectors, k: int, filter: Filter | None) -> tuple[Snapshot, list[int], list[float]]:
+    def _search(
+        self, vector: Vectors, k: int, filter: Filter | None
+    ) -> tuple[Snapshot, list[int], list[float], dict[int, Document]]:
+        """Snapshot, its nearest rows with their scores, and documents by row."""
         if k < 1:
             raise InvalidArgumentError("k", f"k is {k}; ask for at least 1 document")
-        with self.knowledge_base.catalog.reading() as reader:
-            self.knowledge_base.catalog.require_embedder(reader, self.knowledge_base.embedder)
-            snapshot = self.knowledge_base.snapshots.current(reader)
-            collection_id = reader.collection_id(self.owner, self.collection)
-            if collection_id is None:
-                return snapshot, [], []
-            mask = _mask(snapshot, reader, collection_id, _conditions(filter or {}))
-        rows, scores = snapshot.vectors.search(vector, k, mask)
-        return snapshot, rows.tolist(), scores.tolist()
-
-    def _documents(self, snapshot: Snapshot, rows: Sequence[int]) -> dict[int, Document]:
-        """Documents by row of the snapshot, without those deleted since it was made."""
-        chunk_ids = {int(snapshot.chunk_ids[row]): row for row in rows}
-        with self.knowledge_base.catalog.reading() as reader:
-            return {chunk_ids[id_]: _document(chunk) for id_, chunk in reader.chunks(list(chunk_ids)).items()}
+        conditions = _conditions(filter or {})
+        for _ in range(ATTEMPTS):
+            with self.knowledge_base.catalog.reading() as reader:
+                self.knowledge_base.catalog.require_embedder(reader, self.knowledge_base.embedder)
+                snapshot = self.knowledge_base.snapshots.current(reader)
+                collection_id = reader.collection_id(self.owner, self.collection)
+                if collection_id is None:
+                    return snapshot, [], [], {}
+                found, scores = snapshot.vectors.search(vector, k, _mask(snapshot, reader, collection_id, conditions))
+                row_of = dict(zip(snapshot.chunk_ids[found].tolist(), found.tolist(), strict=True))
+                chunks = reader.chunks(list(row_of))
+            if len(chunks) == len(row_of):
+                break
+            self.knowledge_base.snapshots.refresh()
+        documents = {row_of[id_]: _document(chunk) for id_, chunk in chunks.items()}
+        return snapshot, found.tolist(), scores.tolist(), documents
 
     def _unit(self, embedding: Sequence[float]) -> Vectors:
         vector: Vectors = unit_vectors(np.asarray([embedding]), self.knowledge_base.embedder.dimension)[0]
