@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder of the embedding model (default: the packaged one)")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
-    folder = options.model or _default_model()
+    folder = options.model or default_model()
     texts = _texts(folder, options.texts)
     report: dict[str, Any] = {"machine": describe_machine(), "texts": len(texts), **measure(folder, texts)}
     for way in ("sentence-transformers", "ours", "ours, many texts"):
@@ -100,7 +100,7 @@ class _Lengths(Embedder):
         return self.embed_passages([text])[0]
 
 
-def _default_model() -> Path:
+def default_model() -> Path:
     from app.models import resolve
     from app.settings import Settings
 
