@@ -23,7 +23,7 @@ from retrieval.evidence import Embed, Quote, Ranking, TermWeights, quotes, rank_
 from retrieval.grounding import LENIENT, STRICT, GroundingChecker, Support
 from retrieval.question_kind import candidates
 from retrieval.records import Passage
-from retrieval.sentences import split_sentences
+from retrieval.sentences import split_sentences, without_odd_marks
 from retrieval.words import terms
 
 GroundingMode = Literal["off", "mark", "strict"]
@@ -185,9 +185,14 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
     for quote in left:
         number = material.numbers[quote.passage]
         passed.append(SentenceSupport(text=quote.text, origin="quote", supported=True, n=number, quote=quote.source))
-        for word in _words(f'"{quote.text}"{_citation(passed[-1])}', after=len(passed) > 1):
+        for word in _words(f"{_quoted(quote.text)}{_citation(passed[-1])}", after=len(passed) > 1):
             yield word
     yield Grounding(mode="strict", state="answered", sentences=passed)
+
+
+def _quoted(text: str) -> str:
+    """In quotation marks; such marks within it become single ones."""
+    return '"' + text.replace('"', "'") + '"'
 
 
 def _says(sentence: str, support: Support, quote: Quote, ranking: Ranking, answering: Answering) -> bool:
@@ -213,7 +218,7 @@ async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str,
             rest += delta
             sentences = split_sentences(rest)
             for sentence in sentences[:-1]:  # the last one may go on
-                text = _OWN_MARK.sub("", sentence.text)
+                text = without_odd_marks(_OWN_MARK.sub("", sentence.text))
                 if text in seen:
                     return
                 seen.add(text)
@@ -222,7 +227,8 @@ async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str,
                 rest = rest[sentences[-1].start :]
             if len(rest.split()) > MOST_WORDS:
                 return
-        if rest.strip() and (text := _OWN_MARK.sub("", rest.strip())) not in seen:
+        text = without_odd_marks(_OWN_MARK.sub("", rest.strip()))
+        if text and text not in seen:
             yield text
 
 

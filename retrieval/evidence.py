@@ -21,9 +21,11 @@ import numpy as np
 
 from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
-from retrieval.question_kind import QuestionKind, candidates, question_kind
+from retrieval.facts import name_keys, names, numbers
+from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone
 from retrieval.records import Passage
-from retrieval.sentences import split_sentences, without_markup
+from retrieval.sentences import split_sentences, without_markup, without_odd_marks
+from retrieval.statements import statements
 from retrieval.words import terms
 
 TermWeights = Callable[[Collection[str]], Mapping[str, float]]
@@ -38,6 +40,11 @@ PASSAGE_WEIGHT = 0.2
 # Least strength that counts as an answer. `python -m benchmarks.answers` prints what is kept and refused on each set,
 # and what would be at the threshold that the other sets teach.
 ANSWERABLE = 0.75
+
+# What is left of it where the question names what no passage does: they are about something like it.
+UNKNOWN_NAME = 0.9
+# How much a question counts beside its form with the one before it, where it can be understood by itself.
+STANDING_ALONE = 0.75
 
 # Embedding is what costs time here: only so many sentences are, those that share the most words with the question.
 MAX_EMBEDDED = 40
@@ -61,9 +68,9 @@ WHOLE_WORDS = 30
 LIST_WORDS = 45
 
 _CLAUSE = re.compile(r"(?<=[,;:—])\s+|\s+(?=\()|(?<=\))\s+|\s+[–-]\s+")
+_JOINED_NAME = re.compile(r"\b[A-Z]*[a-z]{2,}(?:[A-Z]+[a-z]{2,})+\b")
+_NAME_PART = re.compile(r"[A-Z]*[a-z]+")
 _ITEM = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z][.)])\s")
-_RULE = re.compile(r"\|\s*:?-{2,}")
-_NO_SENTENCE = re.compile(r"\s*(?:#{1,6}\s|\|?\s*:?-{2,}|```|~~~|!\[)")
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ def rank_sentences(
     """Ranks the sentences of `passages` for a question.
 
     `questions` holds the question as it was asked, first, and other forms of it (with what went before); scores are
-    averaged over the forms. Raises ValueError where it is empty.
+    averaged over the forms, the first counting more where it stands alone. Raises ValueError where it is empty.
     """
     if not questions:
         raise ValueError("no question: give at least one form of it")
@@ -118,33 +125,40 @@ def rank_sentences(
     if not found:
         return Ranking(questions[0], kind, (), 0.0)
     forms = [_Form.of(question, weights) for question in dict.fromkeys(questions)]
+    own_share = STANDING_ALONE if stands_alone(questions[0]) else 1 / len(forms)
+    shares = [own_share, *[(1 - own_share) / (len(forms) - 1)] * (len(forms) - 1)] if len(forms) > 1 else [1.0]
     texts = [candidate.text for candidate in found]
-    words = [frozenset(terms(text)) for text in texts]
+    words = [_words(text) for text in texts]
     coverage = np.array([[form.coverage(own) for own in words] for form in forms])
     in_context = np.array(
         [[form.coverage(own | near.context) for own, near in zip(words, found, strict=True)] for form in forms]
     )
-    cosine = _cosines([form.text for form in forms], texts, in_context.mean(axis=0), embed)
+    cosine = _cosines([form.text for form in forms], texts, np.average(in_context, axis=0, weights=shares), embed)
     subject = subject_of(questions[0])
     fits = np.array(
         [bool(candidates(kind, text, questions[0])) or tells_meaning(text, subject) for text in texts], dtype=np.float64
     )
     passage_scores = np.array([passages[candidate.passage].score for candidate in found])
-    scores = (coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage)).mean(axis=0)
+    scores = np.average(coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage), axis=0, weights=shares)
     scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores
     ranked = tuple(
         Evidence(found[row].passage, found[row].index, texts[row], float(scores[row]))
         for row in np.argsort(-scores, kind="stable")
     )
-    return Ranking(questions[0], kind, ranked, float((in_context + cosine).max()))
+    strength = float((in_context + cosine).max())
+    if _unknown_names(questions[0], passages):
+        strength *= UNKNOWN_NAME
+    return Ranking(questions[0], kind, ranked, strength)
 
 
 def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list[Quote]:
     """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long."""
-    chosen = [evidence for evidence in ranking.ranked[:most] if evidence.score >= ranking.ranked[0].score - NEAR_TIE]
     found: list[Quote] = []
-    for evidence in chosen:
-        text = trimmed(_with_list(evidence, passages[evidence.passage]), ranking.question, ranking.kind)
+    for evidence in ranking.ranked:
+        if len(found) == most or evidence.score < ranking.ranked[0].score - NEAR_TIE:
+            break
+        whole = _with_list(evidence, passages[evidence.passage])
+        text = without_odd_marks(trimmed(whole, ranking.question, ranking.kind))
         if all(text not in earlier.text and earlier.text not in text for earlier in found):
             found.append(Quote(evidence.passage, text, evidence.text))
     return found
@@ -199,7 +213,7 @@ class _Form:
 
     @classmethod
     def of(cls, text: str, weigh: TermWeights) -> "_Form":
-        weights = weigh(frozenset(terms(text)))
+        weights = weigh(_words(text))
         return cls(text, weights, math.fsum(weights.values()))
 
     def coverage(self, present: Collection[str]) -> float:
@@ -209,16 +223,35 @@ class _Form:
 
 
 def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
-    place = frozenset(terms(f"{passage.title} {passage.heading or ''}"))
+    place = _words(f"{passage.title} {passage.heading or ''}")
     before: frozenset[str] = frozenset()
-    sentences = split_sentences(passage.text)
-    for index, sentence in enumerate(sentences):
-        own = frozenset(terms(without_markup(sentence.text)))
-        # Above a rule stands a table's header, which names columns and says nothing.
-        is_header = index + 1 < len(sentences) and _RULE.match(sentences[index + 1].text) is not None
-        if own and not is_header and not _NO_SENTENCE.match(sentence.text):
-            yield _Candidate(number, index, without_markup(sentence.text), place | before)
+    for statement in statements(passage.text):
+        own = _words(statement.text)
+        if own:
+            yield _Candidate(number, statement.index, statement.text, place | before)
         before = own
+
+
+def _words(text: str) -> frozenset[str]:
+    """The terms of a text, numbers in words as figures: "eight years" and "8 years" are the same.
+
+    Names written as one word count as their parts too: "PagedAttention" is also "paged attention".
+    """
+    found = set(terms(text))
+    for joined in _JOINED_NAME.findall(text):
+        found.update(terms(" ".join(_NAME_PART.findall(joined))))
+    for fact in numbers(text):
+        written = text[fact.start : fact.end]
+        if written.isalpha():
+            found.difference_update(terms(written))
+            found.add(fact.key)
+    return frozenset(found)
+
+
+def _unknown_names(question: str, passages: Sequence[Passage]) -> list[str]:
+    """The names in the question that stand nowhere in the passages, their titles and headings."""
+    known = set[str]().union(*(name_keys(f"{part.title} {part.heading or ''} {part.text}") for part in passages))
+    return [name.key for name in names(question) if name.key not in known and not known.issuperset(name.key.split("-"))]
 
 
 def _cosines(questions: Sequence[str], texts: Sequence[str], promise: Vectors, embed: Embed) -> Vectors:

@@ -21,7 +21,7 @@ from typing import Literal
 from retrieval.evidence import Embed, TermWeights
 from retrieval.facts import NUMBER_WORDS, Fact, facts, name_keys, negations, number_keys
 from retrieval.records import Passage
-from retrieval.sentences import split_sentences, without_markup
+from retrieval.statements import statements
 from retrieval.words import terms
 
 Reason = Literal["numbers", "names", "order", "negation", "wording", "meaning", "nothing to check"]
@@ -124,8 +124,7 @@ class GroundingChecker:
 def _sources(number: int, passage: Passage) -> list[_Source]:
     place = f"{passage.title} {passage.heading or ''}".strip()
     found, before = [], ""
-    for sentence in split_sentences(passage.text):
-        text = without_markup(sentence.text)
+    for text in (statement.text for statement in statements(passage.text)):
         around = f"{before} {text}".strip()
         words = frozenset(terms(f"{around} {place}"))
         found.append(_Source(number, text, around, place, frozenset(terms(text)), words))

@@ -6,8 +6,9 @@ A short table for common languages: where no word is known, the kind is OTHER, a
 import re
 from enum import StrEnum
 
+from retrieval.definitions import subject_of
 from retrieval.facts import Fact, names, numbers, times
-from retrieval.words import fold
+from retrieval.words import fold, terms
 
 
 class QuestionKind(StrEnum):
@@ -48,6 +49,20 @@ _WORDS: tuple[tuple[QuestionKind, tuple[str, ...]], ...] = (
         ),
     ),
 )
+# "Do I get paid when I quit?" asks whether, and its "when" asks nothing.
+_ASKS_WHETHER = re.compile(
+    r"(?:(?:and|so|but|or|then|also) )*(?:do|does|did|can|could|may|might|is|are|was|were|will|would|should|shall|must|"
+    r"have|has|had|am)(?:n['’]t)?\b"
+)
+# Words that stand for something said before, and openings that go on from it; after folding.
+_REFERS = re.compile(
+    r"^(?:and|but|or|so|also|what about|how about|und|aber|auch|et|mais|y|pero|e|ma|mas|en|maar|а|и|но)\b|"
+    r"\b(?:it|its|they|them|their|theirs|this|that|these|those|there|he|him|his|she|her|hers|one|ones|same|such|else|then|"
+    r"er|sie|es|ihn|ihm|ihr|diese[rsnm]?|das|dies|davon|dafur|damit|dort|il|elle|ils|elles|ca|cela|ceci|celui|celle|eso|"
+    r"esto|ese|esa|ello|ellos|ellas|questo|questa|quello|quella|isso|isto|ele|ela|eles|elas|dit|dat|deze|hij|zij|"
+    r"он|она|оно|они|это|этот|эта)\b|^(?:那|它|这|這)|それ|これ|그것|이것"
+)
+_ENOUGH_TERMS = 3
 # Looked for in the folded question in this order: "how many years" asks for a number, "what year" for a time.
 _PATTERNS = tuple((kind, re.compile("|".join(patterns))) for kind, patterns in _WORDS)
 
@@ -55,7 +70,19 @@ _PATTERNS = tuple((kind, re.compile("|".join(patterns))) for kind, patterns in _
 def question_kind(question: str) -> QuestionKind:
     """What kind of answer `question` asks for."""
     folded = fold(question)
+    if _ASKS_WHETHER.match(folded.strip(" ¿")):
+        return QuestionKind.OTHER
     return next((kind for kind, pattern in _PATTERNS if pattern.search(folded)), QuestionKind.OTHER)
+
+
+def stands_alone(question: str) -> bool:
+    """Whether a question can be understood without the one before it.
+
+    It refers to nothing ("it", "and …") and has words enough of its own, or asks what something means.
+    """
+    if subject_of(question):
+        return True
+    return not _REFERS.search(fold(question)) and len(set(terms(question))) >= _ENOUGH_TERMS
 
 
 def candidates(kind: QuestionKind, text: str, question: str = "") -> list[Fact]:

@@ -30,7 +30,11 @@ _WRAPPED_CHARS = 50
 
 _LINK = re.compile(r"!?\[([^\]\n]*)\]\((?:\{[{%].*?[%}]\}|[^()\s]*)(?:\s+\"[^\"\n]*\")?\)")
 _EMPHASIS = re.compile(r"\*\*|__|`|(?<!\w)[*_](?=\w)|(?<=[\w.!?:,;])[*_](?!\w)")
+# Zero-width space, word joiner, byte order mark, soft hyphen: copied along from web pages, and nobody sees them.
+_UNSEEN = re.compile("[\u200b\u2060\ufeff\u00ad]")
 _LEADING_MARK = re.compile(r"^\s*(?:[-*+•–>]\s+|\d{1,2}[.)]\s+)+")
+_PARTNERS = {'"': '"', "“": "”", "„": "“”", "«": "»", "「": "」", "『": "』", "(": ")", "[": "]", "（": "）"}
+_CLOSING_QUOTES = "”»」』"
 _WRAP = re.compile(rf"[ \t]*\n[ \t]*(?!\n|[ \t]*{_MARK})")
 
 # Words that a full stop mostly does not end a sentence after. Single letters (initials) are dealt with by rule.
@@ -65,8 +69,29 @@ def without_markup(text: str) -> str:
 
     What is quoted is shown like this, and what is compared is compared like this.
     """
-    shown = _EMPHASIS.sub("", _LINK.sub(r"\1", text))
+    shown = _EMPHASIS.sub("", _LINK.sub(r"\1", _UNSEEN.sub("", text)))
     return _WRAP.sub(" ", _LEADING_MARK.sub("", shown)).strip()
+
+
+def without_odd_marks(text: str) -> str:
+    """`text` without quotation marks and open brackets that have no partner in it: it was cut from a longer one."""
+    waiting: list[int] = []
+    odd: set[int] = set()
+    for place, mark in enumerate(text):
+        partner = next(
+            (index for index in reversed(range(len(waiting))) if mark in _PARTNERS[text[waiting[index]]]), None
+        )
+        if partner is not None:
+            odd.update(waiting[partner + 1 :])
+            del waiting[partner:]
+        elif mark == '"' and text[place - 1 : place].isdigit():
+            continue  # inches
+        elif mark in _PARTNERS:
+            waiting.append(place)
+        elif mark in _CLOSING_QUOTES:
+            odd.add(place)
+    odd.update(waiting)
+    return "".join(mark for place, mark in enumerate(text) if place not in odd).strip() if odd else text
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:

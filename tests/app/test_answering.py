@@ -84,6 +84,25 @@ async def test_what_the_model_leaves_unsaid_is_quoted(tmp_path):
     assert result["answer"] == 'Season tickets cost 40 dollars. [1]\n\n"Tickets cost 12 dollars." [1]'
 
 
+async def test_a_quotation_mark_that_the_model_leaves_open_is_not_shown(tmp_path):
+    made = setup(tmp_path, '"Employees earn 6 hours of leave per pay period.')
+    assert (await ask(made))["answer"] == f"{SENTENCE} [1]"
+
+
+async def test_quotation_marks_within_a_quotation_become_single_ones(tmp_path):
+    made = setup(tmp_path, "", texts=('Employees earn "annual leave" of 6 hours per pay period.',))
+    result = await ask(made)
+    assert result["answer"] == "\"Employees earn 'annual leave' of 6 hours per pay period.\" [1]"
+
+
+async def test_a_table_row_is_quoted_as_it_reads_and_may_be_told_by_the_model(tmp_path):
+    table = "| who | hours of leave per pay period |\n|---|---|\n| interns | 0 |\n| employees | 6 |"
+    quoted = "who: employees; hours of leave per pay period: 6"
+    assert (await ask(setup(tmp_path, "", texts=(table,))))["answer"].startswith(f'"{quoted}" [1]')
+    told = "Employees: 6 hours of leave per pay period."
+    assert (await ask(setup(tmp_path / "told", told, texts=(table,))))["grounding"]["sentences"][0]["quote"] == quoted
+
+
 async def test_a_rejected_model_is_stopped(tmp_path):
     made = setup(tmp_path, "Wrong", " entirely. ", *["More. "] * 50)
     await ask(made)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retrieval.evidence import quotes, rank_sentences, trimmed
-from retrieval.question_kind import QuestionKind, candidates, question_kind
+from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone
 from retrieval.records import Passage
 from tests.retrieval.word_embedder import WordEmbedder
 
@@ -108,7 +108,8 @@ def test_a_long_sentence_loses_clauses_that_the_question_does_not_touch():
     [
         ("How many days?", "number"), ("What year was it?", "time"), ("When?", "time"), ("Who is it?", "name"),
         ("In which city?", "name"), ("Wie viele Tage?", "number"), ("¿Cuándo?", "time"), ("谁写的？", "name"),
-        ("有多少人？", "number"), ("What is a slot?", "other"),
+        ("有多少人？", "number"), ("What is a slot?", "other"), ("Am I paid when I quit?", "other"),
+        ("And does it say how many there are?", "other"), ("When does it end?", "time"),
     ],
 )  # fmt: skip
 def test_question_words_tell_what_is_asked_for(question, kind):
@@ -127,3 +128,55 @@ def test_the_header_of_a_table_is_no_answer():
     texts = [evidence.text for evidence in rank("What is the block size?", passages=[passage(table)]).ranked]
     assert len(texts) == 1
     assert "16" in texts[0]
+
+
+def test_a_row_is_quoted_as_it_reads():
+    table = passage("| block size | waste |\n|---|---|\n| 16 | 8 tokens |\n| 64 | 32 tokens |\n")
+    best = quotes(rank("What is the waste with block size 64?", passages=[table]), [table])[0]
+    assert best.text == best.source == "block size: 64; waste: 32 tokens"
+
+
+def test_numbers_in_words_and_in_figures_are_the_same():
+    texts = "A term of 8 years is split up. A term of 5 years is not split up."
+    assert rank("How is a term of eight years split up?", passages=[passage(texts)], embed=no_help).ranked[0].text == (
+        "A term of 8 years is split up."
+    )
+
+
+def test_a_name_written_as_one_word_is_found_by_its_parts():
+    texts = "The engine uses PagedAttention. The engine uses attention."
+    assert rank("Does it use paged attention?", passages=[passage(texts)], embed=no_help).ranked[0].text == (
+        "The engine uses PagedAttention."
+    )
+
+
+def test_a_sentence_that_stands_in_two_documents_is_quoted_once_and_the_next_one_too():
+    both = [passage("Tickets cost 12 dollars."), passage("Tickets cost 12 dollars. Season tickets cost 40 dollars.")]
+    found = quotes(rank("What do tickets cost?", passages=both, embed=no_help), both)
+    assert [quote.text for quote in found] == ["Tickets cost 12 dollars.", "Season tickets cost 40 dollars."]
+
+
+def test_passages_that_lack_a_name_of_the_question_are_weaker_evidence():
+    known, unknown = (rank(f"What do tickets to {name} cost?", embed=no_help) for name in ("Museum", "Louvre"))
+    lower = rank("What do tickets to louvre cost?", embed=no_help)
+    assert known.strength > lower.strength > unknown.strength
+
+
+@pytest.mark.parametrize(
+    ("question", "alone"),
+    [
+        ("How does paged attention save memory?", True), ("What is TPOT?", True), ("And what is TPOT?", True),
+        ("and for contractors?", False), ("When does it expire?", False), ("Why?", False),
+        ("Does that also hold for direct messages?", False), ("Und wie lange dauert das?", False),
+        ("Wie viele Urlaubstage haben Angestellte pro Jahr?", True), ("那实习生呢？", False),
+    ],
+)  # fmt: skip
+def test_whether_a_question_can_be_understood_alone(question, alone):
+    assert stands_alone(question) == alone
+
+
+def test_a_question_that_stands_alone_is_answered_by_itself_more_than_with_the_one_before():
+    texts = passage("The red tower has eighty steps and a clock. Blue river boats leave at noon from the pier.")
+    ranking = rank("Do blue river boats leave?", "How many steps has the red tower? Do blue river boats leave?",
+                   passages=[texts], embed=no_help)  # fmt: skip
+    assert ranking.ranked[0].text == "Blue river boats leave at noon from the pier."

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.sentences import split_sentences, without_markup
+from retrieval.sentences import split_sentences, without_markup, without_odd_marks
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,27 @@ def test_offsets_are_right_and_nothing_but_white_space_is_lost(text):
         ("One line that\n  goes on.", "One line that goes on."),
         ("You need:\n- a pass\n- a photo", "You need:\n- a pass\n- a photo"),
         ("2. **_Note:_** it is `5`.", "Note: it is 5."),
+        ("call \u200b\u200b1-800 at\u00ad once\ufeff", "call 1-800 at once"),
     ],
 )  # fmt: skip
 def test_what_is_quoted_reads_without_markup(text, shown):
     assert without_markup(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ('He said "Stop. Go.', "He said Stop. Go."),
+        ('Stop. Go." He went.', "Stop. Go. He went."),
+        ("“Stop, he said.", "Stop, he said."),
+        ("Stop,” he said („Halt“).", "Stop, he said („Halt“)."),
+        ("It is (or was [once) here.", "It is (or was once) here."),
+        ("a) first, (second", "a) first, second"),
+        ('A 5" disk and "two" more (6").', 'A 5" disk and "two" more (6").'),
+        ("«Oui», dit-il: «Non", "«Oui», dit-il: Non"),
+        ("Fine as it is.", "Fine as it is."),
+        ("", ""),
+    ],
+)
+def test_marks_without_a_partner_are_dropped(text, whole):
+    assert without_odd_marks(text) == whole
