@@ -1,4 +1,4 @@
-"""What happens when a person asks, stops, retries or comes back: frames for the page, made from what the API streams.
+"""What happens when a person asks, stops, retries, edits or comes back: frames for the page, from what the API streams.
 
 Nothing here knows Gradio; `ui.app` turns frames into component updates.
 """
@@ -8,14 +8,15 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
-from ui.client import ApiClient
-from ui.conversation import Conversation, Turn, TurnState
-from ui.errors import UIError
-from ui.rendering import conversation_html, sources_html, turn_html
+from ui.client import AnswerPart, ApiClient
+from ui.conversation import Conversation, Feedback, Turn, TurnState
+from ui.errors import LoginNeededError, UIError
+from ui.turn_html import after_answer_html, conversation_html, turn_html
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +26,21 @@ HEARTBEAT_S = 0.15
 REPAINT_S = 1 / 15
 # A stopped turn is written down by the server a moment after the connection closes; a retry waits this long for it.
 RECORDED_WITHIN_S = 1.5
+# How often the place in the engine's queue is asked for while nothing of an answer has come.
+QUEUE_EVERY_S = 1.0
 NUM_CACHED_CONVERSATIONS = 1000
+NUM_CACHED_PEOPLE = 256
+
+Options = Mapping[str, Any]
+"""Further keys of `configurable`: model, temperature, collections, …"""
 
 
 @dataclass(frozen=True)
 class Frame:
     """What changes on the page; a field that is None stays as it is.
 
-    earlier, live, sources: HTML of the earlier turns, the newest turn and its sources. question: text of the input box.
-    is_busy: whether an answer is being made. has_turns: whether there is anything to show or to retry.
+    earlier, live, sources: HTML of the earlier turns, the newest turn and what stands below it. question: text of the
+    input box. is_busy: whether an answer is being made. has_turns: whether there is anything to show or to retry.
     """
 
     earlier: str | None = None
@@ -46,9 +53,11 @@ class Frame:
 
 @dataclass
 class _Work:
-    """The making of one answer: `wake` is set whenever there is something to look at."""
+    """The making of the answer of turn `index`: `wake` is set whenever there is something to look at."""
 
     turn: Turn
+    index: int
+    options: Options = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopped: bool = False
     last_frame: Frame | None = None  # what to show at the end in place of the answer
@@ -63,8 +72,24 @@ class _Work:
         return time.monotonic() - self.started_at
 
 
+class Chats:
+    """The Chat of each person, told apart by the key that they logged in with ("" where none is needed)."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._chats: OrderedDict[str, Chat] = OrderedDict()
+
+    def of(self, key: str) -> "Chat":
+        """The chat of whoever holds `key`."""
+        chat = self._chats.setdefault(key, Chat(self._client.as_user(key)))
+        self._chats.move_to_end(key)
+        while len(self._chats) > NUM_CACHED_PEOPLE:
+            self._chats.popitem(last=False)
+        return chat
+
+
 class Chat:
-    """All conversations that open tabs show, by session id. The truth is the server's; this is a cache of it."""
+    """All conversations that a person's open tabs show, by session id. The truth is the server's; this is a cache."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -81,7 +106,7 @@ class Chat:
             conversation = Conversation(session_id)
         return self._whole_page(conversation, question=None)
 
-    async def ask(self, question: str, session_id: str) -> AsyncGenerator[Frame]:
+    async def ask(self, question: str, session_id: str, options: Options | None = None) -> AsyncGenerator[Frame]:
         """Ask in the conversation `session_id`; the frames of the answer. Closing the iterator abandons the answer."""
         question = question.strip()
         if not question:
@@ -92,11 +117,11 @@ class Chat:
         except UIError:
             conversation = self._keep(Conversation(session_id))
         _drop_refused_turn(conversation)
-        async with aclosing(self._answer(conversation, question)) as frames:
+        async with aclosing(self._answer(conversation, question, options)) as frames:
             async for frame in frames:
                 yield frame
 
-    async def retry(self, session_id: str) -> AsyncGenerator[Frame]:
+    async def retry(self, session_id: str, options: Options | None = None) -> AsyncGenerator[Frame]:
         """Ask the last question again, in place of its turn; the frames of the new answer."""
         try:
             conversation = await self._conversation(session_id)
@@ -113,11 +138,57 @@ class Chat:
             await self._forget_last(conversation, last)
         except UIError as error:
             last.error = str(error)
-            yield Frame(live=turn_html(last), is_busy=False)
+            yield Frame(live=turn_html(last, len(conversation.turns) - 1), is_busy=False)
             return
-        async with aclosing(self._answer(conversation, last.question)) as frames:
+        async with aclosing(self._answer(conversation, last.question, options)) as frames:
             async for frame in frames:
                 yield frame
+
+    async def edit(
+        self, index: int, question: str, session_id: str, options: Options | None = None
+    ) -> AsyncGenerator[Frame]:
+        """Ask `question` in place of that of turn `index`; it and all later turns are dropped."""
+        question = question.strip()
+        try:
+            conversation = await self._conversation(session_id)
+            if not question or not 0 <= index < len(conversation.turns):
+                yield Frame()
+                return
+            yield Frame(is_busy=True)
+            await self._client.drop_turns_from(session_id, index)
+        except UIError as error:
+            yield self._failed(session_id, error)
+            return
+        del conversation.turns[index:]
+        async with aclosing(self._answer(conversation, question, options)) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def go_on(self, session_id: str, options: Options | None = None) -> AsyncGenerator[Frame]:
+        """Go on with the last answer where it was cut or stopped."""
+        try:
+            conversation = await self._conversation(session_id)
+        except UIError as error:
+            yield self._failed(session_id, error)
+            return
+        last = conversation.last
+        if last is None or not last.can_continue:
+            yield Frame()
+            return
+        last.state, last.error, last.finish_reason = TurnState.STREAMING, "", ""
+        async with aclosing(self._run(conversation, last, {**(options or {}), "continue_turn": True})) as frames:
+            async for frame in frames:
+                yield frame
+
+    def rated(self, session_id: str, index: int, feedback: Feedback | None) -> None:
+        """Remember what the person thinks of an answer, as the server does."""
+        conversation = self._conversations.get(session_id)
+        if conversation is not None and 0 <= index < len(conversation.turns):
+            conversation.turns[index].feedback = feedback
+
+    def forget(self, session_id: str) -> None:
+        """Read the conversation from the server when it is next shown."""
+        self._conversations.pop(session_id, None)
 
     def stop(self, session_id: str) -> None:
         """Stop the answer that is being made, if there is one; what has arrived of it stays."""
@@ -163,56 +234,80 @@ class Chat:
             await asyncio.sleep(0.1)
         conversation.turns.remove(turn)
 
-    async def _answer(self, conversation: Conversation, question: str) -> AsyncGenerator[Frame]:
+    def _failed(self, session_id: str, error: UIError) -> Frame:
+        """The newest turn with what went wrong."""
+        conversation = self._conversations.get(session_id)
+        if conversation is None or conversation.last is None:
+            return Frame(is_busy=False)
+        conversation.last.error = str(error)
+        return Frame(live=turn_html(conversation.last, len(conversation.turns) - 1), is_busy=False)
+
+    async def _answer(
+        self, conversation: Conversation, question: str, options: Options | None
+    ) -> AsyncGenerator[Frame]:
         turn = Turn(question)
         conversation.turns.append(turn)
-        work = _Work(turn)
-        self._work[conversation.session_id] = work
-        reader = asyncio.create_task(self._read(work, conversation.session_id))
+        async with aclosing(self._run(conversation, turn, options or {})) as frames:
+            async for frame in frames:
+                yield frame
+
+    async def _run(self, conversation: Conversation, turn: Turn, options: Options) -> AsyncGenerator[Frame]:
+        """Let the newest turn be answered, or its answer be continued."""
+        session_id, is_new = conversation.session_id, not turn.answer
+        work = _Work(turn, len(conversation.turns) - 1, options)
+        self._work[session_id] = work
+        reader = asyncio.create_task(self._read(work, session_id))
         reader.add_done_callback(lambda _: work.wake.set())
+        watcher = asyncio.create_task(self._watch_queue(work, session_id))
         try:
-            yield self._whole_page(conversation, question="")
+            yield self._whole_page(conversation, question="" if is_new else None)
             async with aclosing(_progress(work, reader)) as frames:
                 async for frame in frames:
                     yield frame
         finally:
             # Also reached when the tab is closed. Cancelling the reader closes its connection, which frees the engine.
             reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
+            watcher.cancel()
+            await asyncio.gather(reader, watcher, return_exceptions=True)
             if turn.is_open:
                 turn.state = TurnState.STOPPED
-            if self._work.get(conversation.session_id) is work:
-                del self._work[conversation.session_id]
+            if self._work.get(session_id) is work:
+                del self._work[session_id]
         if work.last_frame is not None:
             yield work.last_frame
             return
         # A question that the server did not take goes back into the box, to be mended or sent again.
         is_refused = turn.state is TurnState.FAILED and not turn.is_accepted
         yield Frame(
-            live=turn_html(turn),
-            sources=sources_html(turn),
-            question=question if is_refused else None,
+            live=turn_html(turn, work.index),
+            sources=after_answer_html(turn, work.index, is_last=True),
+            question=turn.question if is_refused else None,
             is_busy=False,
         )
+
+    async def _watch_queue(self, work: _Work, session_id: str) -> None:
+        """Keep the turn's place in the queue up to date until something of the answer has come."""
+        with contextlib.suppress(UIError):
+            while True:
+                await asyncio.sleep(QUEUE_EVERY_S)
+                if work.turn.state is not TurnState.WAITING:
+                    return
+                work.turn.position = await self._client.queue_position(session_id)
+                work.wake.set()
 
     async def _read(self, work: _Work, session_id: str) -> None:
         """Take the answer into the turn as it arrives; the turn's state says how it ended."""
         turn = work.turn
         try:
-            async with aclosing(self._client.stream_answer(turn.question, session_id)) as parts:
+            async with aclosing(self._client.stream_answer(turn.question, session_id, work.options)) as parts:
                 async for part in parts:
-                    turn.is_accepted = True
-                    if part.sources is not None:
-                        turn.sources = part.sources
-                    turn.not_found = turn.not_found or part.not_found
-                    if part.text:
-                        turn.answer += part.text
-                        turn.state = TurnState.STREAMING
+                    _take(part, turn)
                     work.wake.set()
             turn.is_accepted = True
             turn.state = TurnState.DONE
         except UIError as error:
             turn.error = str(error)
+            turn.error_code = "login" if isinstance(error, LoginNeededError) else ""
             turn.state = TurnState.FAILED
         except Exception:
             logger.exception("the answer could not be read")
@@ -241,10 +336,28 @@ async def _progress(work: _Work, reader: "asyncio.Task[None]") -> AsyncGenerator
         work.wake.clear()
         if reader.done() or work.is_stopped:
             return
-        changed_sources = sources_html(turn) if turn.sources is not shown_sources else None
+        has_new_sources = turn.sources is not shown_sources
         shown_sources = turn.sources
-        yield Frame(live=turn_html(turn, work.waited_s), sources=changed_sources)
+        yield Frame(
+            live=turn_html(turn, work.index, work.waited_s),
+            sources=after_answer_html(turn, work.index) if has_new_sources else None,
+        )
         await asyncio.sleep(REPAINT_S)
+
+
+def _take(part: AnswerPart, turn: Turn) -> None:
+    """Put what has arrived into the turn."""
+    turn.is_accepted = True
+    if part.sources is not None:
+        turn.sources = part.sources
+    if part.grounding is not None:
+        turn.grounding = part.grounding
+    if part.statistics is not None:
+        turn.statistics = part.statistics
+    turn.finish_reason = part.finish_reason or turn.finish_reason
+    if part.text:
+        turn.answer += part.text
+        turn.state, turn.position = TurnState.STREAMING, None
 
 
 def _drop_refused_turn(conversation: Conversation) -> None:

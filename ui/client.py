@@ -4,25 +4,26 @@ Every method raises one of `ui.errors` with a sentence that can be shown as it i
 """
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
-from ui.conversation import Source, Turn, is_not_found
+from ui.conversation import Grounding, Source, Turn, numbers
 from ui.errors import (
     AnswerBrokenOffError,
     ApiFaultError,
     ApiNotReadyError,
     ApiUnreachableError,
+    LoginNeededError,
     NotFoundError,
     RequestRefusedError,
     UIError,
 )
+from ui.records import Collection, ConversationEntry, Document, Health, Section
 from ui.sse import ServerSentEvent, SSEDecoder
 
 # Connecting and short calls; an answer or an ingest may take as long as it takes, the person can stop it.
@@ -32,60 +33,27 @@ _PATIENT = httpx.Timeout(CONNECT_S, read=None, write=None, pool=None)
 
 
 @dataclass(frozen=True)
-class Health:
-    """What the API says of itself: `status` is "ready", "starting", "unhealthy" or "unreachable"; `reason` says why."""
-
-    status: str
-    reason: str = ""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether questions can be answered now."""
-        return self.status == "ready"
-
-
-@dataclass(frozen=True)
 class AnswerPart:
-    """One item of a streamed answer: the sources (once, first), the next piece of text, or (last) how it ended."""
+    """One item of a streamed answer: the sources (first), the next piece of text, or (last) how it ended."""
 
     text: str = ""
     sources: list[Source] | None = None
-    not_found: bool = False
-
-
-@dataclass(frozen=True)
-class UploadResult:
-    """What became of one uploaded file: status added, updated, unchanged or failed, with the reason for a person.
-
-    A file that was taken in has a reason where not all of it could be read.
-    """
-
-    name: str
-    status: str
-    num_chunks: int = 0
-    num_pages: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document of the knowledge base, as the list shows it."""
-
-    document_id: str
-    title: str
-    source: str
-    collection: str
-    num_chunks: int
-    num_pages: int
-    size_bytes: int
+    grounding: Grounding | None = None
+    finish_reason: str = ""
+    statistics: Mapping[str, float] | None = None
 
 
 class ApiClient:
-    """Calls to the API at `base_url`, e.g. "http://127.0.0.1:8080". One per process: it keeps connections open."""
+    """Calls to the API at `base_url`, e.g. "http://127.0.0.1:8080", as whoever holds `key` (nobody in particular: "").
 
-    def __init__(self, base_url: str) -> None:
+    One per process, from which `as_user` makes those of its users: they share the connections, which stay open.
+    """
+
+    def __init__(self, base_url: str, key: str = "", http: httpx.AsyncClient | None = None) -> None:
         self.base_url = base_url
-        self._http = httpx.AsyncClient(
+        self.key = key
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = http or httpx.AsyncClient(
             base_url=base_url,
             timeout=httpx.Timeout(SHORT_CALL_S, connect=CONNECT_S),
             # Every open answer holds a connection; a limit would make one person wait for another.
@@ -94,9 +62,15 @@ class ApiClient:
             trust_env=False,
         )
 
+    def as_user(self, key: str) -> "ApiClient":
+        """The same, for calls by whoever holds `key`."""
+        return ApiClient(self.base_url, key, self._http)
+
     async def aclose(self) -> None:
         """Close all connections."""
         await self._http.aclose()
+
+    # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def health(self) -> Health:
         """The API's readiness. Never raises: not answering is an answer."""
@@ -109,13 +83,35 @@ class ApiClient:
         except (httpx.HTTPError, ValueError, AttributeError):
             return Health("unreachable", f"Nothing answers at {self.base_url}.")
 
-    async def stream_answer(self, question: str, session_id: str) -> AsyncGenerator[AnswerPart]:
+    async def metrics(self) -> str:
+        """The Prometheus page."""
+        return (await self._response("GET", "/metrics")).text
+
+    async def models(self) -> list[str]:
+        """Names of the models that answer from documents."""
+        body = await self._call("GET", "/v1/models")
+        with _understood():
+            return [str(item["id"]) for item in body["data"]]
+
+    async def queue_position(self, session_id: str) -> int | None:
+        """How many requests stand before this conversation's; 0 while it is answered, None where nothing waits."""
+        body = await self._call("GET", "/api/v1/queue", params={"session_id": session_id})
+        with _understood():
+            return None if body.get("position") is None else int(body["position"])
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def stream_answer(
+        self, question: str, session_id: str, options: Mapping[str, Any] | None = None
+    ) -> AsyncGenerator[AnswerPart]:
         """The answer to `question` in the conversation `session_id`, piece by piece.
 
-        Closing the iterator closes the connection, on which the server abandons the answer.
-        Raises AnswerBrokenOffError when the stream ends without its `end`, ApiFaultError for an `error` event.
+        `options` are further keys of `configurable`. Closing the iterator closes the connection, on which the server
+        abandons the answer. Raises AnswerBrokenOffError when the stream ends without its `end`, ApiFaultError for an
+        `error` event.
         """
-        body = {"input": {"input": question}, "config": {"configurable": {"session_id": session_id}}}
+        configurable = {**(options or {}), "session_id": session_id}
+        body = {"input": {"input": question}, "config": {"configurable": configurable}}
         decoder = SSEDecoder()
         async with self._open_stream("/chat/stream", body) as response:
             async for chunk in response.aiter_raw():
@@ -126,10 +122,19 @@ class ApiClient:
                         yield part
         raise AnswerBrokenOffError("The connection to the server broke off before the answer was complete.")
 
+    # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def conversations(self, query: str = "", limit: int = 200) -> list[ConversationEntry]:
+        """The conversations whose title or text holds `query`, the one used last first."""
+        parameters = {"limit": str(limit)} | ({"query": query} if query else {})
+        body = await self._call("GET", "/api/v1/conversations", params=parameters)
+        with _understood():
+            return [ConversationEntry.from_json(item) for item in body["conversations"]]
+
     async def turns(self, session_id: str) -> list[Turn]:
         """The turns that the server has kept of a conversation, oldest first; none for an unknown one."""
         try:
-            body = await self._call("GET", f"/api/v1/conversations/{quote(session_id, safe='')}")
+            body = await self._call("GET", _conversation(session_id))
         except NotFoundError:
             return []
         with _understood():
@@ -138,45 +143,122 @@ class ApiClient:
     async def drop_turns_from(self, session_id: str, index: int) -> None:
         """Forget the turn `index` (counted from 0) and all later ones. One that is already gone is no error."""
         try:
-            await self._call("DELETE", f"/api/v1/conversations/{quote(session_id, safe='')}/turns/{index}")
+            await self._call("DELETE", f"{_conversation(session_id)}/turns/{index}")
         except NotFoundError:
             return
 
-    async def documents(self) -> list[Document]:
-        """All documents of the knowledge base."""
-        body = await self._call("GET", "/api/v1/documents")
-        with _understood():
-            return [_document(item) for item in body["documents"]]
+    async def rename_conversation(self, session_id: str, title: str) -> None:
+        """Give a conversation another title."""
+        await self._call("PATCH", _conversation(session_id), json={"title": title})
 
-    async def upload(self, path: Path, name: str) -> UploadResult:
-        """Send one file to be ingested under `name` and wait until it is in (or refused, which the result says)."""
-        with path.open("rb") as file:
-            body = await self._call(
-                "POST",
-                "/api/v1/documents",
-                files=[("files", (name, file, "application/octet-stream"))],
-                timeout=_PATIENT,
-            )
+    async def delete_conversation(self, session_id: str) -> None:
+        """Delete a conversation; for a day it can be restored. One that is already gone is no error."""
+        try:
+            await self._call("DELETE", _conversation(session_id))
+        except NotFoundError:
+            return
+
+    async def restore_conversation(self, session_id: str) -> None:
+        """Undo a deletion."""
+        await self._call("POST", f"{_conversation(session_id)}/restore")
+
+    async def rate(self, session_id: str, index: int, rating: str, comment: str = "") -> None:
+        """Keep what a person thinks of the answer of turn `index`: "up" or "down"; "" takes it back."""
+        if rating:
+            body = {"session_id": session_id, "index": index, "rating": rating, "comment": comment}
+            await self._call("PUT", "/api/v1/feedback", json=body)
+        else:
+            await self._call("DELETE", "/api/v1/feedback", params={"session_id": session_id, "index": str(index)})
+
+    # ── documents ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def collections(self) -> list[Collection]:
+        """All collections that the user may search."""
+        try:
+            body = await self._call("GET", "/api/v1/collections")
+        except NotFoundError:  # a server that does not list them
+            names = [document.collection for document in await self.documents()]
+            return [Collection(name, True, names.count(name)) for name in sorted({"default", *names})]
         with _understood():
-            result = body["results"][0]
-            return UploadResult(
-                name=str(result.get("name") or name),
-                status=str(result["status"]),
-                num_chunks=int(result.get("num_chunks") or 0),
-                num_pages=int(result.get("num_pages") or 0),
-                reason=str(result.get("reason") or ""),
-            )
+            return [Collection.from_json(item) for item in body["collections"]]
+
+    async def create_collection(self, name: str) -> None:
+        """Make an empty collection."""
+        await self._call("POST", "/api/v1/collections", json={"name": name})
+
+    async def delete_collection(self, name: str) -> None:
+        """Delete a collection with all its documents."""
+        await self._call("DELETE", f"/api/v1/collections/{quote(name, safe='')}")
+
+    async def documents(self, collection: str = "") -> list[Document]:
+        """All documents of the knowledge base, or of one collection."""
+        body = await self._call("GET", "/api/v1/documents", params={"collection": collection} if collection else None)
+        with _understood():
+            return [Document.from_json(item) for item in body["documents"]]
+
+    async def document(self, document_id: str) -> Document:
+        """One document. Raises NotFoundError."""
+        body = await self._call("GET", _document(document_id))
+        with _understood():
+            return Document.from_json(body)
+
+    async def sections(self, document_id: str) -> list[Section]:
+        """A document's text in pages or sections."""
+        body = await self._call("GET", f"{_document(document_id)}/text")
+        with _understood():
+            return [Section.from_json(item) for item in body.get("pages") or body.get("sections") or ()]
 
     async def delete_document(self, document_id: str) -> None:
         """Take a document out of the knowledge base. One that is already gone is no error."""
         try:
-            await self._call("DELETE", f"/api/v1/documents/{quote(document_id, safe='')}")
+            await self._call("DELETE", _document(document_id))
         except NotFoundError:
             return
 
+    async def reingest_document(self, document_id: str) -> Any:
+        """Read a document's original again; the API's reply."""
+        return await self._call("POST", f"{_document(document_id)}/reingest", timeout=_PATIENT)
+
+    async def upload(self, body: AsyncIterator[bytes], content_type: str) -> Any:
+        """Send a multipart form of files on; the API's reply: a job's id, or the results."""
+        return await self._call(
+            "POST",
+            "/api/v1/documents",
+            params={"background": "true"},
+            content=body,
+            headers={"Content-Type": content_type},
+            timeout=_PATIENT,
+        )
+
+    async def job(self, job_id: str) -> Any:
+        """How far an upload has come."""
+        return await self._call("GET", f"/api/v1/jobs/{quote(job_id, safe='')}")
+
+    async def cancel_job(self, job_id: str) -> None:
+        """Take in none of the files that have not been begun."""
+        await self._call("DELETE", f"/api/v1/jobs/{quote(job_id, safe='')}")
+
+    # ── how calls are made ───────────────────────────────────────────────────────────────────────────────────────────
+
+    @asynccontextmanager
+    async def download(self, path: str) -> AsyncIterator[httpx.Response]:
+        """The response to a GET, whose body is still to be read."""
+        request = self._http.build_request("GET", path, headers=self._headers, timeout=_PATIENT)
+        try:
+            response = await self._http.send(request, stream=True)
+        except httpx.TransportError as error:
+            raise self._unreachable() from error
+        try:
+            if response.status_code != 200:
+                await response.aread()
+                raise _refusal(response)
+            yield response
+        finally:
+            await response.aclose()
+
     @asynccontextmanager
     async def _open_stream(self, path: str, body: Any) -> AsyncIterator[httpx.Response]:
-        headers = {"Accept": "text/event-stream", "Accept-Encoding": "identity"}
+        headers = {**self._headers, "Accept": "text/event-stream", "Accept-Encoding": "identity"}
         # json.dumps with ASCII only: httpx would send a lone surrogate (which browsers can produce) as broken UTF-8.
         content = json.dumps(body).encode("ascii")
         headers["Content-Type"] = "application/json"
@@ -196,16 +278,21 @@ class ApiClient:
 
     async def _call(self, method: str, path: str, **options: Any) -> Any:
         """The decoded JSON body of a successful call; None for an empty one."""
+        response = await self._response(method, path, **options)
+        with _understood():
+            return response.json() if response.content else None
+
+    async def _response(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {**self._headers, **options.pop("headers", {})}
         try:
-            response = await self._http.request(method, path, **options)
+            response = await self._http.request(method, path, headers=headers, **options)
         except httpx.TimeoutException as error:
             raise ApiUnreachableError(f"The server at {self.base_url} did not answer in time.") from error
         except httpx.TransportError as error:
             raise self._unreachable() from error
         if response.status_code >= 400:
             raise _refusal(response)
-        with _understood():
-            return response.json() if response.content else None
+        return response
 
     def _unreachable(self) -> ApiUnreachableError:
         return ApiUnreachableError(f"The server at {self.base_url} cannot be reached. Is it running?")
@@ -224,8 +311,12 @@ def _answer_parts(event: ServerSentEvent) -> list[AnswerPart]:
             parts.append(AnswerPart(sources=[Source.from_json(source) for source in chunk["sources"]]))
         if chunk.get("answer"):
             parts.append(AnswerPart(text=str(chunk["answer"])))
-        if is_not_found(chunk.get("grounding")):
-            parts.append(AnswerPart(not_found=True))
+        if chunk.get("grounding") is not None:
+            parts.append(AnswerPart(grounding=Grounding.from_json(chunk["grounding"])))
+        if chunk.get("statistics") is not None:
+            parts.append(AnswerPart(statistics=numbers(chunk["statistics"])))
+        if chunk.get("finish_reason"):
+            parts.append(AnswerPart(finish_reason=str(chunk["finish_reason"])))
     return parts
 
 
@@ -254,7 +345,7 @@ def _refusal(response: httpx.Response) -> UIError:
         return ApiNotReadyError(message, str(error.get("reason") or message))
     if response.status_code >= 500:
         return ApiFaultError(message)
-    kind = NotFoundError if response.status_code == 404 else RequestRefusedError
+    kind = {401: LoginNeededError, 404: NotFoundError}.get(response.status_code, RequestRefusedError)
     code, field = error.get("code"), error.get("field")
     return kind(
         message,
@@ -278,13 +369,9 @@ def _error_body(response: httpx.Response) -> dict[str, Any]:
     return {"message": body.get("reason") or (body["detail"] if isinstance(body.get("detail"), str) else None)}
 
 
-def _document(item: dict[str, Any]) -> Document:
-    return Document(
-        document_id=str(item["document_id"]),
-        title=str(item.get("title") or item.get("source") or "Untitled document"),
-        source=str(item.get("source") or ""),
-        collection=str(item.get("collection") or "default"),
-        num_chunks=int(item.get("num_chunks") or 0),
-        num_pages=int(item.get("num_pages") or 0),
-        size_bytes=int(item.get("size_bytes") or 0),
-    )
+def _conversation(session_id: str) -> str:
+    return f"/api/v1/conversations/{quote(session_id, safe='')}"
+
+
+def _document(document_id: str) -> str:
+    return f"/api/v1/documents/{quote(document_id, safe='')}"

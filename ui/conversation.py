@@ -33,9 +33,66 @@ class Source:
         )
 
 
-def is_not_found(grounding: Any) -> bool:
-    """Whether the API's `grounding` of an answer, which may be missing, says that the documents do not hold it."""
-    return isinstance(grounding, Mapping) and grounding.get("state") == "not_found"
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of an answer: whether source `n` supports it, by which of its own sentences, or what failed."""
+
+    text: str
+    is_supported: bool
+    n: int | None
+    quote: str | None
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Grounding:
+    """How an answer stands to its sources: `state` is "answered", "not_found" or "unchecked".
+
+    `left_out` holds the titles of passages that were found and had no room.
+    """
+
+    state: str
+    sentences: tuple[Sentence, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Grounding | None":
+        """From the API's `grounding`, which may be missing."""
+        if not isinstance(value, Mapping):
+            return None
+        return cls(
+            state=str(value.get("state") or "unchecked"),
+            sentences=tuple(
+                Sentence(
+                    text=str(item.get("text") or ""),
+                    is_supported=bool(item.get("supported")),
+                    n=None if item.get("n") is None else int(item["n"]),
+                    quote=None if item.get("quote") is None else str(item["quote"]),
+                    reason=None if item.get("reason") is None else str(item["reason"]),
+                )
+                for item in value.get("sentences") or ()
+            ),
+            left_out=tuple(str(item.get("title") or "") for item in value.get("left_out") or ()),
+        )
+
+    def quotes_of(self, n: int) -> list[str]:
+        """The sentences of source `n` that support the answer."""
+        return [item.quote for item in self.sentences if item.is_supported and item.n == n and item.quote]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a person thought of an answer: "up" or "down", and why."""
+
+    rating: str
+    comment: str = ""
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Feedback | None":
+        """From the API's `feedback`, which may be missing."""
+        if not isinstance(value, Mapping) or value.get("rating") not in ("up", "down"):
+            return None
+        return cls(str(value["rating"]), str(value.get("comment") or ""))
 
 
 class TurnState(StrEnum):
@@ -52,8 +109,8 @@ class TurnState(StrEnum):
 class Turn:
     """A question with what there is of its answer. `sources` is None until the server has named them.
 
-    `is_accepted`: the server has taken the question, so that it keeps (or will keep) this turn too. `not_found`: the
-    documents do not hold the answer, and the sources are only what comes nearest.
+    `is_accepted`: the server has taken the question, so that it keeps (or will keep) this turn too. `position`: place
+    in the queue while it waits. `statistics`: what the engine did, under the API's names.
     """
 
     question: str
@@ -61,13 +118,30 @@ class Turn:
     sources: list[Source] | None = None
     state: TurnState = TurnState.WAITING
     error: str = ""
+    error_code: str = ""
     is_accepted: bool = False
-    not_found: bool = False
+    grounding: Grounding | None = None
+    finish_reason: str = ""
+    statistics: Mapping[str, float] = field(default_factory=dict)
+    feedback: Feedback | None = None
+    position: int | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether more of the answer may still come."""
         return self.state in (TurnState.WAITING, TurnState.STREAMING)
+
+    @property
+    def not_found(self) -> bool:
+        """Whether the documents do not hold the answer, so that the sources are only what comes nearest."""
+        return self.grounding is not None and self.grounding.state == "not_found"
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether the answer ended before it was whole, by its length or by the person."""
+        is_cut = self.state is TurnState.STOPPED or (self.state is TurnState.DONE and self.finish_reason == "length")
+        is_broken_off = self.state is TurnState.FAILED and self.is_accepted
+        return bool(self.answer) and (is_cut or is_broken_off)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Turn":
@@ -78,8 +152,18 @@ class Turn:
             sources=[Source.from_json(source) for source in value.get("sources") or []],
             state=TurnState.STOPPED if value.get("interrupted") else TurnState.DONE,
             is_accepted=True,
-            not_found=is_not_found(value.get("grounding")),
+            grounding=Grounding.from_json(value.get("grounding")),
+            finish_reason=str(value.get("finish_reason") or ""),
+            statistics=numbers(value.get("statistics")),
+            feedback=Feedback.from_json(value.get("feedback")),
         )
+
+
+def numbers(value: Any) -> dict[str, float]:
+    """The numbers of a JSON object, which may be missing."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(key): item for key, item in value.items() if isinstance(item, int | float)}
 
 
 @dataclass

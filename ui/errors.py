@@ -2,7 +2,12 @@
 
 
 class UIError(Exception):
-    """Base of all of them. `str(error)` is shown on the page as it stands (escaped), so it holds no stack trace."""
+    """Base of all of them. `str(error)` is shown on the page as it stands (escaped), so it holds no stack trace.
+
+    `status` is what the page's own routes answer with.
+    """
+
+    status = 502
 
 
 class UISettingsError(UIError):
@@ -15,6 +20,8 @@ class ApiUnreachableError(UIError):
 
 class ApiNotReadyError(UIError):
     """The API answers but cannot work yet or any more (503). `reason` is its own word for it."""
+
+    status = 503
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -33,6 +40,10 @@ class RequestRefusedError(UIError):
 
 class NotFoundError(RequestRefusedError):
     """The conversation or document does not exist (404)."""
+
+
+class LoginNeededError(RequestRefusedError):
+    """The API asks for a key, or knows nothing of the one that was sent (401)."""
 
 
 class ApiFaultError(UIError):

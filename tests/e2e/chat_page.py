@@ -1,5 +1,6 @@
 """The chat page as a person uses it: by labels and texts, not by the structure of the page."""
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,18 @@ class ChatPage:
     page: Page
 
     @classmethod
-    async def open(cls, context: BrowserContext, url: str, *, ready: bool = True) -> "ChatPage":
-        """Open a tab and wait until it says that questions can be answered (unless `ready` is False)."""
+    async def open(cls, context: BrowserContext, url: str, *, ready: bool = True, settings: str = "{}") -> "ChatPage":
+        """Open a tab and wait until it says that questions can be answered (unless `ready` is False).
+
+        `settings` are those of the browser, as JSON.
+        """
         page = await context.new_page()
         page.set_default_timeout(PATIENCE_MS)
+        # A tab's first load; what a test sets afterwards stays over its reloads.
+        await page.add_init_script(
+            "if (!sessionStorage.getItem('ragstone.conversation')) "
+            f"localStorage.setItem('ragstone.settings', {json.dumps(settings)});"
+        )
         await page.goto(url)
         chat = cls(page)
         await chat.question.wait_for()
@@ -47,6 +56,21 @@ class ChatPage:
     def sources(self) -> Locator:
         """The sources under the newest answer."""
         return self.page.get_by_role("region", name="Sources").last.get_by_role("group")
+
+    @property
+    def conversations(self) -> Locator:
+        """The list of conversations."""
+        return self.page.get_by_role("region", name="List of conversations")
+
+    @property
+    def dialog(self) -> Locator:
+        """The question that the page asks."""
+        return self.page.get_by_role("dialog")
+
+    @property
+    def viewer(self) -> Locator:
+        """The document that is open."""
+        return self.page.locator("#viewer")
 
     @property
     def stop(self) -> Locator:
@@ -87,11 +111,22 @@ class ChatPage:
                 await self.stop.click(timeout=2_000)
         return await self.answered()
 
-    async def upload(self, *paths: Path) -> None:
-        """Choose files in the document panel; does not wait for the result."""
+    async def view(self, name: str) -> None:
+        """Show the chat, the documents or the status."""
+        await self.page.get_by_role("group", name="Views").get_by_role("button", name=name, exact=True).click()
+
+    async def upload(self, *paths: Path) -> Locator:
+        """Choose files in the documents' tab; the lines of their results, which come later."""
+        await self.view("Documents")
         async with self.page.expect_file_chooser() as chooser:
-            await self.page.get_by_role("button", name="Click to upload or drop files").click()
+            await self.page.get_by_role("button", name="choose files").click()
         await (await chooser.value).set_files([str(path) for path in paths])
+        return self.page.get_by_role("list", name="Upload results").get_by_role("listitem")
+
+    async def choose(self, conversation: str, item: str) -> None:
+        """Press an item of a conversation's menu."""
+        await self.conversations.get_by_role("button", name=f"Menu of {conversation}", exact=True).click()
+        await self.page.get_by_role("menuitem", name=item, exact=True).click()
 
     async def wait_for_answer_text(self, text: str) -> None:
         """Wait until the newest answer holds `text`."""

@@ -19,7 +19,7 @@ import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, Playwright, async_playwright
 
 from tests.e2e.chat_page import ChatPage
-from tests.ui.fake_api import FakeApi, Script, fake_api
+from tests.ui.fake_api import FakeApi, fake_api
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHROMIUM = os.environ.get("RAGSTONE_CHROMIUM", "/usr/bin/chromium")
@@ -35,7 +35,10 @@ CHROMIUM_ARGUMENTS = [
 ]
 START_S = 420.0
 UPDATES_SCREENSHOTS = os.environ.get("RAGSTONE_UPDATE_SCREENSHOTS") == "1"
-DESKTOP = {"width": 1280, "height": 860}
+DESKTOP = {"width": 1440, "height": 900}
+PHONE = {"width": 390, "height": 844}
+# Of the chat page before the scripted API.
+MAX_UPLOAD_BYTES = 2000
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,12 @@ def running_ui(api_url: str, folder: Path) -> Iterator[str]:
     """The chat UI alone, speaking to the API at `api_url`; its address."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    environment = {"RAGSTONE_API_URL": api_url, "RAGSTONE_UI_PORT": str(port), "RAGSTONE_UI_DATA": str(folder / "ui")}
+    environment = {
+        "RAGSTONE_API_URL": api_url,
+        "RAGSTONE_UI_PORT": str(port),
+        "RAGSTONE_UI_DATA": str(folder / "ui"),
+        "RAGSTONE_MAX_UPLOAD_BYTES": str(MAX_UPLOAD_BYTES),
+    }
     with running(["ui"], folder / "ui.log", url, **environment):
         yield url
 
@@ -135,9 +143,7 @@ def scripted_ui(scripted_api: FakeApi, tmp_path_factory: pytest.TempPathFactory)
 @pytest.fixture
 def script(scripted_api: FakeApi) -> FakeApi:
     """The scripted API, as new."""
-    scripted_api.script = Script()
-    scripted_api.closed_early_at.clear()
-    scripted_api.asked.clear()
+    scripted_api.reset()
     return scripted_api
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.ui.fake_api import FakeApi, Script, fake_api
+from tests.ui.fake_api import FakeApi, fake_api
 from ui.chat import Chat
 from ui.client import ApiClient
 
@@ -18,11 +18,7 @@ def served_api() -> Iterator[FakeApi]:
 @pytest.fixture
 def api(served_api: FakeApi) -> FakeApi:
     """The scripted API, as new."""
-    served_api.script = Script()
-    served_api.closed_early_at.clear()
-    served_api.asked.clear()
-    served_api.turns.clear()
-    served_api.documents.clear()
+    served_api.reset()
     return served_api
 
 

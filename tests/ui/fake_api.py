@@ -12,10 +12,10 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, Request, UploadFile
+from fastapi import Depends, FastAPI, Form, Request, UploadFile
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 SOURCES = [
@@ -40,13 +40,40 @@ SOURCES = [
 ]
 
 
+PDF_PAGES = ["The first page.", 'A tally of 312 steps <img src=x onerror="window.hit=1">.']
+METRICS = """\
+# TYPE ragstone:num_requests_running gauge
+ragstone:num_requests_running{model_name="tiny"} 1
+# TYPE ragstone:num_requests_waiting gauge
+ragstone:num_requests_waiting{model_name="tiny"} 2
+# TYPE ragstone:kv_cache_usage_perc gauge
+ragstone:kv_cache_usage_perc{model_name="tiny"} 0.25
+# TYPE ragstone:generation_tokens counter
+ragstone:generation_tokens_total{model_name="tiny"} 40
+# TYPE ragstone:time_to_first_token_seconds histogram
+ragstone:time_to_first_token_seconds_bucket{model_name="tiny",le="0.1"} 1
+ragstone:time_to_first_token_seconds_bucket{model_name="tiny",le="1.0"} 4
+ragstone:time_to_first_token_seconds_bucket{model_name="tiny",le="+Inf"} 5
+ragstone:time_to_first_token_seconds_count{model_name="tiny"} 5
+ragstone:time_to_first_token_seconds_sum{model_name="tiny"} 2
+"""
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8ffff3f0005fe02fe0def46b8"
+    "0000000049454e44ae426082"
+)
+
+
 @dataclass
 class Script:
     """How the next answers go. `pieces` are sent with `pause_s` between them; `before_s` comes ahead of the sources."""
 
     pieces: list[str] = field(default_factory=lambda: ["TTFT is the ", "time to ", "first token [1]."])
     sources: list[dict[str, Any]] = field(default_factory=lambda: list(SOURCES))
+    grounding: dict[str, Any] | None = None
+    statistics: dict[str, Any] | None = None
+    finish_reason: str | None = None
     queued_s: float = 0.0  # before the status line
+    position: int | None = None  # in the queue
     before_sources_s: float = 0.0
     before_text_s: float = 0.0
     pause_s: float = 0.0
@@ -65,9 +92,23 @@ class FakeApi:
     num_open: int = 0
     closed_early_at: list[float] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)  # (session id, question)
+    options: list[dict[str, Any]] = field(default_factory=list)  # `configurable` of each, but for the session id
     turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    deleted: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    feedback: list[dict[str, Any]] = field(default_factory=list)
+    collections: list[str] = field(default_factory=lambda: ["default", "handbook"])
+    key: str = ""  # without which nothing but the health is told
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    jobs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     serving: "_Serving | None" = None
+
+    def reset(self) -> None:
+        """Forget all that has happened."""
+        fresh = FakeApi()
+        for name, value in vars(fresh).items():
+            if name not in ("url", "serving", "num_open"):
+                setattr(self, name, value)
 
     def start(self) -> None:
         """Serve, at the same address as before if there was one."""
@@ -82,15 +123,51 @@ class FakeApi:
 
     def app(self) -> FastAPI:
         """The ASGI app that serves this state."""
-        app = FastAPI()
+        app = FastAPI(dependencies=[Depends(self._check_key)])
+        app.add_exception_handler(PermissionError, _needs_key)
         app.post("/chat/stream")(self._stream)
         app.get("/v1/health/ready")(self._ready)
-        app.get("/api/v1/conversations/{session_id}")(self._conversation)
-        app.delete("/api/v1/conversations/{session_id}/turns/{index}")(self._drop)
+        app.get("/v1/models")(self._models)
+        app.get("/metrics")(self._metrics)
+        conversation = "/api/v1/conversations/{session_id}"
+        app.get("/api/v1/conversations")(self._conversations)
+        app.get(f"{conversation}/export")(self._export)
+        app.get(conversation)(self._conversation)
+        app.patch(conversation)(self._rename)
+        app.delete(f"{conversation}/turns/{{index}}")(self._drop)
+        app.delete(conversation)(self._delete_conversation)
+        app.post(f"{conversation}/restore")(self._restore)
+        app.put("/api/v1/feedback")(self._rate)
+        app.delete("/api/v1/feedback")(self._unrate)
+        app.get("/api/v1/queue")(self._position)
+        app.get("/api/v1/collections")(self._collections)
+        app.post("/api/v1/collections")(self._add_collection)
+        app.delete("/api/v1/collections/{name}")(self._drop_collection)
+        document = "/api/v1/documents/{document_id}"
         app.get("/api/v1/documents")(self._documents)
         app.post("/api/v1/documents")(self._upload)
-        app.delete("/api/v1/documents/{document_id}")(self._delete)
+        app.get("/api/v1/jobs/{job_id}")(self._job)
+        app.get(document)(self._document)
+        app.get(f"{document}/text")(self._text)
+        app.get(f"{document}/original")(self._original)
+        app.get(f"{document}/pages/{{number}}.png")(self._page)
+        app.post(f"{document}/reingest")(self._reingest)
+        app.delete(document)(self._delete)
         return app
+
+    async def _check_key(self, request: Request) -> None:
+        is_open = not self.key or request.url.path.startswith("/v1/health")
+        if not is_open and request.headers.get("authorization") != f"Bearer {self.key}":
+            raise PermissionError
+
+    async def _models(self) -> Response:
+        return JSONResponse({"data": [{"id": "tiny"}, {"id": "large"}]})
+
+    async def _metrics(self) -> Response:
+        return Response(METRICS, media_type="text/plain")
+
+    async def _position(self) -> Response:
+        return JSONResponse({"position": self.script.position, "num_running": 1, "num_waiting": 1})
 
     async def _ready(self) -> Response:
         status, body = self.script.health
@@ -98,7 +175,9 @@ class FakeApi:
 
     async def _stream(self, request: Request) -> Response:
         body = await request.json()
-        session_id, question = body["config"]["configurable"]["session_id"], body["input"]["input"]
+        options = body["config"]["configurable"]
+        session_id, question = options.pop("session_id"), body["input"]["input"]
+        self.options.append(options)
         script = self.script
         self.asked.append((session_id, question))
         if script.refuse is not None:
@@ -107,7 +186,8 @@ class FakeApi:
         self.num_open += 1
         if script.queued_s:
             await self._queue(request, script.queued_s)
-        return StreamingResponse(self._events(script, session_id, question), media_type="text/event-stream")
+        events = self._events(script, session_id, question, bool(options.get("continue_turn")))
+        return StreamingResponse(events, media_type="text/event-stream")
 
     async def _queue(self, request: Request, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -118,7 +198,7 @@ class FakeApi:
                 raise asyncio.CancelledError
             await asyncio.sleep(0.01)
 
-    async def _events(self, script: Script, session_id: str, question: str) -> AsyncIterator[str]:
+    async def _events(self, script: Script, session_id: str, question: str, continues: bool) -> AsyncIterator[str]:
         answer, is_whole = "", False
         try:
             yield _event("metadata", {"run_id": "0"})
@@ -130,6 +210,9 @@ class FakeApi:
                 yield _event("data", {"answer": piece})
                 answer += piece
                 await asyncio.sleep(script.pause_s)
+            for name in ("grounding", "statistics", "finish_reason"):
+                if getattr(script, name) is not None:
+                    yield _event("data", {name: getattr(script, name)})
             is_whole = not script.breaks_off and script.error_event is None
             if script.error_event is not None:
                 yield _event("error", {"status_code": 500, "message": script.error_event})
@@ -141,6 +224,9 @@ class FakeApi:
         finally:
             self.num_open -= 1
             kept = self.turns.setdefault(session_id, [])
+            self.titles.setdefault(session_id, question)
+            if continues:
+                answer = kept.pop()["answer"] + answer
             kept.append(
                 {
                     "index": len(kept),
@@ -148,6 +234,9 @@ class FakeApi:
                     "answer": answer,
                     "sources": script.sources,
                     "interrupted": not is_whole,
+                    "grounding": script.grounding,
+                    "statistics": script.statistics,
+                    "finish_reason": script.finish_reason,
                     "created_at": "2026-01-01T00:00:00Z",
                 }
             )
@@ -164,23 +253,131 @@ class FakeApi:
         del kept[index:]
         return Response(status_code=204)
 
-    async def _documents(self) -> Response:
-        return JSONResponse({"documents": list(self.documents.values())})
+    async def _conversations(self, query: str = "") -> Response:
+        entries = []
+        for session_id, turns in reversed(self.turns.items()):
+            title = self.titles[session_id]
+            if query.casefold() in title.casefold() or any(query in turn["answer"] for turn in turns):
+                entry = {"session_id": session_id, "title": title, "num_turns": len(turns)}
+                snippet = turns[-1]["answer"][:60] if query and turns else None
+                entries.append({**entry, "updated_at": "2026-01-01T00:00:00Z", "snippet": snippet})
+        return JSONResponse({"conversations": entries})
 
-    async def _upload(self, files: list[UploadFile]) -> Response:
+    async def _rename(self, session_id: str, request: Request) -> Response:
+        self.titles[session_id] = (await request.json())["title"]
+        return JSONResponse({})
+
+    async def _delete_conversation(self, session_id: str) -> Response:
+        self.deleted[session_id] = self.turns.pop(session_id)
+        return Response(status_code=204)
+
+    async def _restore(self, session_id: str) -> Response:
+        self.turns[session_id] = self.deleted.pop(session_id)
+        return JSONResponse({})
+
+    async def _export(self, session_id: str, format: str) -> Response:
+        suffix = "md" if format == "markdown" else format
+        headers = {"Content-Disposition": f'attachment; filename="conversation.{suffix}"'}
+        return Response(f"# {self.titles[session_id]}\n", headers=headers, media_type="text/plain")
+
+    async def _rate(self, request: Request) -> Response:
+        self.feedback.append(await request.json())
+        return JSONResponse({})
+
+    async def _unrate(self, session_id: str, index: int) -> Response:
+        self.feedback.append({"session_id": session_id, "index": index, "rating": None})
+        return Response(status_code=204)
+
+    async def _collections(self) -> Response:
+        def number_in(name: str) -> int:
+            return len([item for item in self.documents.values() if item["collection"] == name])
+
+        entries = [
+            {"name": name, "is_own": name != "handbook", "num_documents": number_in(name), "num_chunks": 0}
+            for name in self.collections
+        ]
+        return JSONResponse({"collections": entries})
+
+    async def _add_collection(self, request: Request) -> Response:
+        name = (await request.json())["name"]
+        if name in self.collections:
+            return JSONResponse({"error": {"code": "conflict", "message": f"there is a collection {name!r}"}}, 409)
+        self.collections.append(name)
+        return JSONResponse({"name": name}, 201)
+
+    async def _drop_collection(self, name: str) -> Response:
+        self.collections.remove(name)
+        return Response(status_code=204)
+
+    async def _documents(self, collection: str = "") -> Response:
+        found = [item for item in self.documents.values() if collection in ("", item["collection"])]
+        return JSONResponse({"documents": found})
+
+    async def _upload(
+        self, files: list[UploadFile], collection: Annotated[str, Form()] = "default", background: bool = False
+    ) -> Response:
         results = []
         for file in files:
             name, content = str(file.filename), await file.read()
             if not content.strip():
                 results.append({"name": name, "status": "failed", "reason": "the file is empty"})
                 continue
-            self.documents[name] = {"document_id": name, "title": name, "source": name, "num_chunks": 1}
+            self.documents[name] = {
+                "document_id": name,
+                "title": name,
+                "source": name,
+                "collection": collection,
+                "num_chunks": 1,
+                "num_pages": len(PDF_PAGES) if name.endswith(".pdf") else 0,
+                "size_bytes": len(content),
+                "added_at": "2026-01-01T00:00:00Z",
+                "status": "ready",
+                "content": content.decode(),
+            }
             results.append({"name": name, "status": "added", "document_id": name, "num_chunks": 1, "num_pages": 1})
-        return JSONResponse({"results": results})
+        if not background:
+            return JSONResponse({"results": results})
+        job_id = str(len(self.jobs))
+        self.jobs[job_id] = [
+            {"job_id": job_id, "status": "running", "files": [{"name": "", "status": "running", "progress": 0.5}]},
+            {"job_id": job_id, "status": "done", "files": results},
+        ]
+        return JSONResponse({"job_id": job_id}, 202)
+
+    async def _job(self, job_id: str) -> Response:
+        states = self.jobs[job_id]
+        return JSONResponse(states.pop(0) if len(states) > 1 else states[0])
+
+    async def _document(self, document_id: str) -> Response:
+        if document_id not in self.documents:
+            return JSONResponse({"error": {"code": "not_found", "message": "no such document"}}, 404)
+        return JSONResponse(self.documents[document_id])
+
+    async def _text(self, document_id: str) -> Response:
+        if document_id.endswith(".pdf"):
+            pages = [{"page": n, "headings": [], "text": text} for n, text in enumerate(PDF_PAGES, 1)]
+            return JSONResponse({"pages": pages})
+        section = {"page": None, "headings": ["A heading"], "text": self.documents[document_id]["content"]}
+        return JSONResponse({"sections": [section]})
+
+    async def _original(self, document_id: str) -> Response:
+        headers = {"Content-Disposition": f'attachment; filename="{document_id}"'}
+        content = self.documents[document_id]["content"]
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    async def _page(self, document_id: str, number: int) -> Response:
+        return Response(PNG, media_type="image/png")
+
+    async def _reingest(self, document_id: str) -> Response:
+        return JSONResponse({"name": document_id, "status": "updated", "num_chunks": 1})
 
     async def _delete(self, document_id: str) -> Response:
         gone = self.documents.pop(document_id, None) is not None
         return Response(status_code=204 if gone else 404)
+
+
+async def _needs_key(_: Request, error: Exception) -> Response:
+    return JSONResponse({"error": {"code": "unauthorized", "message": "this server asks for a key"}}, 401)
 
 
 def _event(name: str, data: Any) -> str:

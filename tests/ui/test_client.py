@@ -1,20 +1,21 @@
 """The API client: what it makes of answers, refusals and broken connections."""
 
 import socket
-from pathlib import Path
 
 import pytest
 
 from tests.ui.fake_api import SOURCES, FakeApi, Script
-from ui.client import AnswerPart, ApiClient, Document, Health, UploadResult
+from ui.client import AnswerPart, ApiClient
 from ui.conversation import Source, TurnState
 from ui.errors import (
     AnswerBrokenOffError,
     ApiFaultError,
     ApiNotReadyError,
     ApiUnreachableError,
+    LoginNeededError,
     RequestRefusedError,
 )
+from ui.records import Collection, Health
 
 
 async def parts_of(client: ApiClient, question: str = "What does TTFT measure?") -> list[AnswerPart]:
@@ -112,16 +113,21 @@ async def test_turns_are_dropped_from_an_index_and_a_missing_one_is_no_error(cli
     await client.drop_turns_from("unknown", 0)
 
 
-async def test_file_is_uploaded_listed_and_deleted(client: ApiClient, api: FakeApi, tmp_path: Path) -> None:
-    good, empty = tmp_path / "notes é.md", tmp_path / "empty.md"
-    good.write_text("text", encoding="utf-8")
-    empty.touch()
-    assert await client.upload(good, good.name) == UploadResult("notes é.md", "added", 1, 1)
-    assert await client.upload(empty, empty.name) == UploadResult("empty.md", "failed", reason="the file is empty")
-    assert await client.documents() == [Document("notes é.md", "notes é.md", "notes é.md", "default", 1, 0, 0)]
-    await client.delete_document("notes é.md")
-    await client.delete_document("notes é.md")
-    assert await client.documents() == []
+async def test_key_goes_with_every_call_and_its_lack_is_an_error_of_its_own(client: ApiClient, api: FakeApi) -> None:
+    api.key = "secret"
+    with pytest.raises(LoginNeededError, match="asks for a key"):
+        await parts_of(client)
+    with pytest.raises(LoginNeededError):
+        await client.conversations()
+    user = client.as_user("secret")
+    assert await user.conversations() == []
+    assert len(await parts_of(user)) == 4
+    assert await client.health() == Health("ready")
+
+
+async def test_new_collection_is_listed(client: ApiClient, api: FakeApi) -> None:
+    await client.create_collection("mine")
+    assert (await client.collections())[-1] == Collection("mine", True, 0)
 
 
 async def test_reply_of_another_kind_of_server_is_no_crash(client: ApiClient, api: FakeApi) -> None:

@@ -1,42 +1,31 @@
 """What a person, a document or a model wrote is shown, and never loaded or run."""
 
 import re
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
 
-from ui.client import Document, Health, UploadResult
-from ui.conversation import Conversation, Source, Turn, TurnState
-from ui.rendering import (
-    answer_html,
-    conversation_html,
+from ui.conversation import Conversation, Feedback, Grounding, Sentence, Source, Turn, TurnState
+from ui.library_html import (
+    choices_html,
+    collection_label,
+    collections_html,
     documents_html,
-    health_html,
-    notice_html,
-    sources_html,
-    text_html,
-    turn_html,
-    turns_html,
-    uploads_html,
+    size_text,
+    viewer_html,
 )
+from ui.markdown import Marks, markdown_html, marked_html, text_html
+from ui.records import Collection, ConversationEntry, Document, Health, Section
+from ui.sidebar_html import conversations_html, health_html, notice_html
+from ui.turn_html import after_answer_html, conversation_html, sources_html, turn_html, turns_html
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>hit()</script> & "quotes" \'single\' <test>'
 # Every element that our own markup uses; a hostile text must not add another.
 OUR_TAGS = {
-    "article",
-    "section",
-    "div",
-    "h3",
-    "h4",
-    "p",
-    "ul",
-    "li",
-    "b",
-    "span",
-    "strong",
-    "button",
-    "details",
-    "summary",
+    *("a", "article", "section", "div", "h3", "h4", "p", "ul", "li", "b", "span", "strong", "button", "details"),
+    *("summary", "svg", "path", "rect", "circle", "dl", "dt", "dd", "mark", "table", "caption", "thead", "tbody"),
+    *("tr", "th", "td", "time", "img", "input", "label"),
 }
 
 
@@ -61,7 +50,7 @@ def test_text_is_escaped_letter_for_letter() -> None:
 
 def test_lone_surrogate_becomes_a_replacement_character_and_a_pair_its_letter() -> None:
     assert text_html("a\ud83db \ud83d\ude00") == "a\ufffdb 😀"
-    assert answer_html("a\ud83d") == "<p>a\ufffd</p>\n"
+    assert markdown_html("a\ud83d") == "<p>a\ufffd</p>\n"
 
 
 @pytest.mark.parametrize(
@@ -81,25 +70,45 @@ def test_lone_surrogate_becomes_a_replacement_character_and_a_pair_its_letter() 
     ],
 )
 def test_answer_is_markdown_in_which_html_images_and_odd_links_are_text(markdown: str, html: str) -> None:
-    assert answer_html(markdown) == html
+    assert markdown_html(markdown) == html
 
 
 def test_answer_link_leads_out_without_telling_where_from() -> None:
-    assert answer_html("[k](https://a.example/?q=1)") == (
+    assert markdown_html("[k](https://a.example/?q=1)") == (
         '<p><a href="https://a.example/?q=1" target="_blank" rel="noopener noreferrer nofollow">k</a></p>\n'
     )
 
 
 def test_hostile_text_adds_no_element_anywhere() -> None:
     source = Source(1, HOSTILE, HOSTILE, 3, HOSTILE, HOSTILE, 0.5)
-    turn = Turn(HOSTILE, HOSTILE, [source], TurnState.FAILED, HOSTILE)
+    sentence = Sentence(HOSTILE, True, 1, HOSTILE, HOSTILE)
+    turn = Turn(
+        HOSTILE,
+        HOSTILE + " [1] [?]",
+        [source],
+        TurnState.FAILED,
+        HOSTILE,
+        error_code=HOSTILE,
+        is_accepted=True,
+        grounding=Grounding(HOSTILE, (sentence,), (HOSTILE,)),
+        feedback=Feedback("up", HOSTILE),
+    )
+    document = Document(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, 2, 3, HOSTILE, HOSTILE)
+    section = Section(1, (HOSTILE,), HOSTILE)
+    pdf = Document(HOSTILE, HOSTILE, HOSTILE + ".pdf", HOSTILE, 1, 2, 3)
+    collections = [Collection(HOSTILE, True, 1)]
     pieces = [
         turns_html([turn]),
-        turn_html(turn),
-        sources_html(turn),
-        documents_html([Document(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, 2, 3)]),
-        uploads_html([UploadResult(HOSTILE, "failed", reason=HOSTILE)], [HOSTILE, HOSTILE]),
-        uploads_html([UploadResult(HOSTILE, HOSTILE)]),
+        turn_html(turn, 0),
+        after_answer_html(turn, 0, is_last=True),
+        documents_html([document]),
+        documents_html([document], HOSTILE + "x"),
+        collections_html(collections, HOSTILE),
+        choices_html(collections),
+        viewer_html(document, [section], 1, HOSTILE),
+        viewer_html(pdf, [section], 1, HOSTILE),
+        conversations_html([ConversationEntry(HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE)]),
+        conversations_html([], HOSTILE),
         notice_html(Health("unhealthy", HOSTILE)),
         health_html(Health(HOSTILE, HOSTILE)),
     ]
@@ -107,21 +116,99 @@ def test_hostile_text_adds_no_element_anywhere() -> None:
         elements = Elements(piece)
         assert elements.tags <= OUR_TAGS
         assert not [name for name in elements.attributes if name.startswith("on")]
+        assert "<img src=x" not in piece
 
 
 def test_source_shows_title_page_heading_and_whole_passage() -> None:
     text = "word " * 100
-    html = sources_html(Turn("q", sources=[Source(2, "d", "A <b>", 7, "One › Two", text, 0.25)]))
+    html = sources_html(Turn("q", sources=[Source(2, "d", "A <b>", 7, "One › Two", text, 0.25)]), 4)
     assert '<span class="number">2</span>' in html
     assert "A &lt;b&gt;" in html
     assert "page 7 · One › Two" in html
-    assert f'<div class="passage" dir="auto">{text}</div>' in html
+    assert f'<div class="passage" dir="auto" tabindex="0">{text}</div>' in html
     assert 'title="Match 0.25 of 1"' in html
+    assert 'id="source-4-2"' in html
+    assert 'data-act="open-document" data-page="7"' in html
+
+
+def test_citation_leads_to_its_source_and_a_number_without_one_stays_text() -> None:
+    html = markdown_html("so it is [1]. `[1]` [2]", Marks(turn=3, titles={1: "A & B"}))
+    assert '<a class="cite" href="#source-3-1"' in html
+    assert 'aria-label="Source 1: A &amp; B">1</a>' in html
+    assert html.count("<a ") == 1
+    assert html.endswith("<code>[1]</code> [2]</p>\n")
+
+
+def test_link_definition_does_not_take_the_place_of_a_citation() -> None:
+    html = markdown_html("so [1]\n\n[1]: http://hostile.example", Marks(titles={1: "A"}))
+    assert 'href="http' not in html
+    assert html.count('class="cite"') == 2
+
+
+def test_unsupported_sentence_says_which_check_failed() -> None:
+    sentences = (Sentence("a", True, 1, "q", None), Sentence("b", False, None, None, "numbers"))
+    turn = Turn("q", "a [1] b [?] c [?]", [], TurnState.DONE, grounding=Grounding("answered", sentences))
+    html = turn_html(turn, 0)
+    assert "A number in it does not stand in the sources." in html
+    assert "No source supports this sentence." in html
+
+
+def test_words_that_support_an_answer_are_marked_in_the_passage() -> None:
+    assert marked_html("One two\n  three <b>. Two.", ["two three"]) == "One <mark>two\n  three</mark> &lt;b&gt;. Two."
+    assert marked_html("a b c", ["b c", "a b", "", "z"]) == "<mark>a b</mark> c"
+    grounding = Grounding("answered", (Sentence("s", True, 1, "second part", None),))
+    turn = Turn("q", "a", [Source(1, "d", "t", None, None, "First. The second part.", 0.5)], grounding=grounding)
+    assert "First. The <mark>second part</mark>." in sources_html(turn, 0)
+
+
+def test_what_the_documents_do_not_hold_is_a_state_of_its_own() -> None:
+    said = "This is not in your documents. The passages nearest to it are listed as sources."
+    turn = Turn("q", said, [], TurnState.DONE, grounding=Grounding("not_found"))
+    assert '<div class="not-found">' in turn_html(turn, 0)
+    assert "add a document that tells it" in turn_html(turn, 0)
+
+
+def test_what_the_engine_did_is_folded_and_what_was_left_out_is_said_openly() -> None:
+    statistics = {
+        "time_to_first_token_s": 0.214,
+        "tokens_per_s": 84.2,
+        "num_prompt_tokens": 1812,
+        "num_cached_tokens": 640,
+        "num_draft_tokens": 20,
+        "num_accepted_tokens": 13,
+        "num_passages": 4,
+        "num_passages_left_out": 1,
+        "num_turns_left_out": 2,
+    }
+    html = after_answer_html(Turn("q", "a", [], TurnState.DONE, statistics=statistics), 0)
+    text = " ".join(re.sub(r"<[^>]+>", " ", html).split())
+    assert "its 2 oldest turns were left out" in text
+    assert "First token after 214 ms Speed 84 tokens/s Prompt 1,812 tokens, 640 from the cache" in text
+    assert "Drafts accepted 13 of 20 Passages 4 used, 1 left out for room" in text
+    assert "What the engine did" not in after_answer_html(Turn("q", "a", [], TurnState.DONE), 0)
+
+
+def test_tools_fit_the_state_of_the_turn() -> None:
+    def tools(turn: Turn, *, is_last: bool = True) -> list[str]:
+        return re.findall(r'data-act="(\w+)"', after_answer_html(turn, 0, is_last=is_last))
+
+    done = Turn("q", "a", None, TurnState.DONE, is_accepted=True)
+    assert tools(done) == ["copy", "retry", "rate", "rate"]
+    assert tools(done, is_last=False) == ["copy", "rate", "rate"]
+    cut = Turn("q", "a", None, TurnState.DONE, is_accepted=True, finish_reason="length")
+    assert tools(cut) == ["continue", "copy", "retry", "rate", "rate"]
+    assert tools(Turn("q", "a", None, TurnState.STOPPED))[0] == "continue"
+    assert tools(Turn("q", "", None, TurnState.FAILED, "refused")) == ["retry"]
+    assert tools(Turn("q", "a", None, TurnState.STREAMING)) == []
+    given = Turn("q", "a", None, TurnState.DONE, is_accepted=True, feedback=Feedback("down"))
+    assert re.findall(r'aria-pressed="(\w+)"', after_answer_html(given, 0)) == ["false", "true"]
 
 
 def test_no_fitting_passage_is_said_once_the_answer_is_done() -> None:
-    assert sources_html(Turn("q", sources=[], state=TurnState.STREAMING)) == ""
-    assert "No passage of your documents fits" in sources_html(Turn("q", sources=[], state=TurnState.DONE))
+    assert sources_html(Turn("q", "a", sources=[], state=TurnState.STREAMING), 0) == ""
+    assert "No passage in your documents fits" in sources_html(Turn("q", "a", sources=[], state=TurnState.DONE), 0)
+    unchecked = Turn("q", "a", sources=[], state=TurnState.DONE, grounding=Grounding("unchecked"))
+    assert sources_html(unchecked, 0) == ""
 
 
 @pytest.mark.parametrize(
@@ -132,20 +219,22 @@ def test_no_fitting_passage_is_said_once_the_answer_is_done() -> None:
         (Turn("q", "part", [], TurnState.STOPPED), "(stopped)"),
         (Turn("q", "part", [], TurnState.FAILED, "broke off"), '<p class="error" role="alert">broke off</p>'),
         (Turn("q", " ", [], TurnState.DONE), "(the model gave an empty answer)"),
+        (Turn("q", "part", [], TurnState.DONE, finish_reason="length"), "was cut at the longest length"),
+        (Turn("q", state=TurnState.WAITING, position=3), "number 3 in the queue"),
     ],
 )
 def test_state_of_a_turn_is_said_in_words(turn: Turn, shown: str) -> None:
-    assert shown in turn_html(turn)
+    assert shown in turn_html(turn, 0)
 
 
 def test_waiting_tells_the_seconds_from_the_second_on() -> None:
-    assert "(" not in turn_html(Turn("q"), 1.9)
-    assert "Searching your documents (3 s)" in turn_html(Turn("q"), 3.2)
+    assert "documents<span" in turn_html(Turn("q"), 0, 1.9)
+    assert "Searching your documents (3 s)" in turn_html(Turn("q"), 0, 3.2)
 
 
 def test_open_answer_is_marked_busy_for_screen_readers() -> None:
-    assert 'aria-busy="true"' in turn_html(Turn("q", state=TurnState.STREAMING))
-    assert 'aria-busy="false"' in turn_html(Turn("q", state=TurnState.DONE))
+    assert 'aria-busy="true"' in turn_html(Turn("q", state=TurnState.STREAMING), 0)
+    assert 'aria-busy="false"' in turn_html(Turn("q", state=TurnState.DONE), 0)
 
 
 def test_newest_turn_is_apart_from_the_earlier_ones() -> None:
@@ -156,22 +245,6 @@ def test_newest_turn_is_apart_from_the_earlier_ones() -> None:
     assert conversation_html(Conversation("s")) == ("", "", "")
 
 
-def test_upload_lines_say_what_became_of_each_file() -> None:
-    results = [
-        UploadResult("a.md", "added", 3, 1),
-        UploadResult("b.pdf", "updated", 1, 12),
-        UploadResult("c.txt", "unchanged", 1, 1),
-        UploadResult("d.txt", "failed", reason="the file is empty"),
-        UploadResult("g.pdf", "added", 2, 3, "1 of its pages is a picture"),
-    ]
-    text = re.sub(r"<[^>]+>", " ", uploads_html(results, ["e.md", "f.md"]))
-    assert " ".join(text.split()) == (
-        "a.md Added: 3 passages b.pdf Updated: 1 passage, 12 pages c.txt Already there: 1 passage "
-        "d.txt Not added: the file is empty g.pdf Added: 2 passages, 3 pages; 1 of its pages is a picture "
-        "e.md being read … f.md waiting"
-    )
-
-
 def test_server_states_are_told_apart() -> None:
     assert notice_html(Health("ready")) == ""
     assert "The server is starting" in notice_html(Health("starting", "loading the model"))
@@ -180,30 +253,83 @@ def test_server_states_are_told_apart() -> None:
     assert "cannot be reached" in notice_html(Health("unreachable", "Nothing answers"))
 
 
+def test_conversations_are_grouped_by_age_and_a_search_shows_where_it_hit() -> None:
+    now = datetime(2026, 5, 20, 12, tzinfo=UTC)
+
+    def entry(number: int, day: str) -> ConversationEntry:
+        return ConversationEntry(str(number), f"title {number}", 1, day, "a <b>hit</b>" if number == 1 else "")
+
+    days = ["2026-05-20T01:00:00Z", "2026-05-19T23:00:00Z", "2026-05-14T00:00:00", "2026-01-01T00:00:00Z", "?"]
+    html = conversations_html([entry(number, day) for number, day in enumerate(days)], now=now)
+    assert re.findall(r"<h3>([^<]*)</h3>|class=\"title\" dir=\"auto\">([^<]*)<", html) == [
+        ("Today", ""),
+        ("", "title 0"),
+        ("Yesterday", ""),
+        ("", "title 1"),
+        ("The last 7 days", ""),
+        ("", "title 2"),
+        ("Earlier", ""),
+        ("", "title 3"),
+        ("", "title 4"),
+    ]
+    assert "a &lt;b&gt;hit&lt;/b&gt;" in html
+
+
 def document(number: int, collection: str = "default") -> Document:
     return Document(str(number), f"title {number}", "", collection, 1, 1, 1)
 
 
-def test_documents_that_people_added_come_first_and_other_collections_are_folded() -> None:
-    html = documents_html([document(1, "handbook"), document(2), document(3, "handbook")])
-    assert re.findall(r"title \d</b>|<details|<summary>[^<]*", html) == [
-        "title 2</b>",
-        "<details",
-        "<summary>Sample handbook (2)",
-        "title 1</b>",
-        "title 3</b>",
-    ]
-    assert 'aria-label="Remove title 2"' in html
+def test_document_table_tells_all_facts_and_names_each_button() -> None:
+    given = Document("7", "Tides", "https://a.example/tides.pdf", "handbook", 1234, 12, 4200, "2026-05-02T10:00:00Z")
+    html = documents_html([given])
+    cells = [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", html)]
+    assert cells == ["Sample handbook", "4.2 KB", "12", "1,234", "2 May 2026", "Ready", ""]
+    assert re.findall(r'aria-label="([^"]*)"', html) == ["Download Tides", "Read Tides again", "Delete Tides"]
 
 
-def test_long_document_list_is_cut_and_says_so() -> None:
+def test_documents_are_found_by_title_and_the_list_is_cut_and_says_so() -> None:
     html = documents_html([document(number) for number in range(250)])
-    assert html.count("<li>") == 201
+    assert html.count("<tr data-document") == 200
     assert "and 50 more" in html
+    assert documents_html([document(1), document(12)], "TITLE 12").count("<tr data-document") == 1
+    assert "No document is called “x”" in documents_html([document(1)], "x")
 
 
-def test_what_is_not_in_the_documents_has_nearest_passages_instead_of_sources():
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (4200, "4.2 KB"), (13_400_000, "13 MB"), (2 * 10**12, "2000 GB")],
+)
+def test_sizes_are_for_people(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
+
+
+def test_opened_document_is_a_page_image_or_text_at_the_passage() -> None:
+    pdf = Document("d 1", "Report", "report.PDF", "default", 3, 2, 10)
+    sections = [Section(1, (), "one"), Section(2, (), "two quoted three")]
+    html = viewer_html(pdf, sections, 9, "quoted")
+    assert "Page 2 of 2" in html
+    assert 'src="page/documents/d 1/pages/2.png"' in html
+    assert "two <mark>quoted</mark> three" in html
+    markdown = viewer_html(
+        Document("2", "N", "n.md", "default", 1, 0, 10), [Section(None, ("A", "B"), "*x*")], None, ""
+    )
+    assert '<h4 dir="auto">B</h4>' in markdown
+    assert "<em>x</em>" in markdown
+    plain = viewer_html(Document("2", "N", "n.html", "default", 1, 0, 10), [Section(3, (), "*x* <b>")], None, "")
+    assert "*x* &lt;b&gt;" in plain
+    assert "Page 3" in plain
+
+
+def test_own_collections_have_names_for_people() -> None:
+    assert [collection_label(name) for name in ("default", "handbook", "mine")] == [
+        "My documents",
+        "Sample handbook",
+        "mine",
+    ]
+
+
+def test_what_is_not_in_the_documents_has_nearest_passages_instead_of_sources() -> None:
     stored = {"question": "q", "answer": "a", "sources": [{"n": 1}], "grounding": {"state": "not_found"}}
-    assert "<h4>Nearest passages</h4>" in sources_html(Turn.from_json(stored))
-    assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": {"state": "answered"}}))
-    assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": None}))
+    assert "<h4>Nearest passages</h4>" in sources_html(Turn.from_json(stored), 0)
+    assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": {"state": "answered"}}), 0)
+    assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": None}), 0)

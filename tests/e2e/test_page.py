@@ -1,0 +1,353 @@
+"""All that the page offers besides asking, in a real browser before the scripted API."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.base import AXE_FILE_PATH
+from playwright.async_api import Browser, BrowserContext, Page, expect
+
+from tests.e2e.chat_page import PATIENCE_MS, ChatPage
+from tests.e2e.conftest import MAX_UPLOAD_BYTES, PHONE
+from tests.ui.fake_api import FakeApi, Script
+
+pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
+
+QUOTE = "TTFT is the time from the arrival of a request to its first output token."
+GROUNDING = {
+    "mode": "mark",
+    "state": "answered",
+    "sentences": [
+        {"text": "It is a time.", "origin": "model", "supported": True, "n": 1, "quote": QUOTE, "reason": None},
+        {"text": "It is 42 ms.", "origin": "model", "supported": False, "n": 2, "quote": None, "reason": "numbers"},
+    ],
+    "left_out": [],
+}
+STATISTICS = {"time_to_first_token_s": 0.2, "tokens_per_s": 84.0, "num_prompt_tokens": 812, "num_turns_left_out": 2}
+AXE = Path(AXE_FILE_PATH).read_text(encoding="utf-8")
+
+
+async def violations(page: Page) -> list[str]:
+    """What axe-core finds that is serious or worse, contrast included."""
+    # Evaluated rather than loaded: the page's policy forbids scripts of other origins, and this is none of its own.
+    await page.evaluate(AXE)
+    found: dict[str, Any] = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{item['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for item in found["violations"]
+        if item["impact"] in ("serious", "critical")
+        for node in item["nodes"]
+    ]
+
+
+async def overflows(page: Page) -> bool:
+    """Whether the page is wider than its window."""
+    return bool(await page.evaluate("document.documentElement.scrollWidth > innerWidth"))
+
+
+async def test_conversations_are_listed_searched_renamed_exported_and_deleted_with_undo(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    hostile = '<img src=x onerror="window.hit=1"> $x$ 日本語 😀 שלום'
+    await chat.ask(hostile)
+    await chat.answered()
+    await chat.press("New conversation")
+    script.script = Script(pieces=["A lighthouse has stairs."])
+    await chat.ask("How high?")
+    await chat.answered()
+    entries = chat.conversations.get_by_role("listitem")
+    await expect(entries).to_have_count(2)
+    await expect(entries.nth(0).locator(".title")).to_have_text("How high?")
+    await expect(entries.nth(1).locator(".title")).to_have_text(hostile)
+    search = chat.page.get_by_label("Search conversations")
+    await search.fill("lighthouse")
+    await expect(entries).to_have_count(1)
+    await expect(entries.first).to_contain_text("A lighthouse has stairs.")
+    await search.fill("")
+    await expect(entries).to_have_count(2)
+
+    await chat.choose("How high?", "Rename")
+    await chat.dialog.get_by_label("Title").fill("Stairs <b>")
+    await chat.page.keyboard.press("Enter")
+    await expect(entries.first.locator(".title")).to_have_text("Stairs <b>")
+    await expect(chat.page.get_by_role("heading", name="Stairs <b>")).to_be_visible()
+    async with chat.page.expect_download() as download:
+        await chat.choose("Stairs <b>", "Export as Markdown")
+    assert (await download.value).suggested_filename == "conversation.md"
+
+    await chat.choose("Stairs <b>", "Delete")
+    await expect(entries).to_have_count(1)
+    await expect(chat.questions).to_have_count(0)
+    await chat.press("Undo")
+    await expect(entries).to_have_count(2)
+    await expect(chat.questions.first).to_contain_text("How high?")
+    await entries.nth(1).get_by_role("button").first.click()
+    await expect(chat.questions.first.locator(".bubble")).to_have_text(hostile)
+    assert await chat.page.evaluate("window.hit") is None
+
+
+async def test_earlier_question_is_edited_and_later_turns_go_after_a_confirmation(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    for question in ("first", "second", "third"):
+        await chat.ask(question)
+        await chat.answered()
+    await chat.questions.nth(1).hover()
+    await chat.questions.nth(1).get_by_role("button", name="Edit question").click()
+    await chat.page.get_by_label("Edited question").fill("another second")
+    await chat.page.keyboard.press("Enter")
+    await expect(chat.dialog).to_contain_text("This drops the turn after it.")
+    await chat.dialog.get_by_role("button", name="Ask again").click()
+    await expect(chat.questions).to_have_count(2)
+    await chat.answered()
+    assert [turn["question"] for turn in next(iter(script.turns.values()))] == ["first", "another second"]
+
+
+async def test_cut_answer_goes_on_and_the_text_being_typed_survives_a_reload(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    script.script = Script(pieces=["One and "], finish_reason="length", queued_s=1.5, position=3)
+    await chat.ask("Count.")
+    await expect(chat.answers.last).to_contain_text("number 3 in the queue", timeout=PATIENCE_MS)
+    assert "was cut at the longest length" in await chat.answered()
+    script.script = Script(pieces=["two."], finish_reason="stop")
+    await chat.press("Continue")
+    await chat.wait_for_answer_text("One and two.")
+    await expect(chat.page.get_by_role("button", name="Continue")).to_have_count(0)
+    assert script.options[-1] == {"continue_turn": True}
+    await expect(chat.questions).to_have_count(1)
+    await chat.question.fill("half a question")
+    await asyncio.sleep(1)
+    await chat.page.reload()
+    await expect(chat.question).to_have_value("half a question", timeout=PATIENCE_MS)
+    await expect(chat.answers.last).to_contain_text("One and two.")
+
+
+async def test_citation_opens_its_source_and_the_document_at_its_page(
+    scripted_chat: ChatPage, script: FakeApi, tmp_path: Path
+) -> None:
+    chat = scripted_chat
+    document = tmp_path / "report.pdf"
+    document.write_text("steps")
+    results = await chat.upload(document)
+    await expect(results.first).to_contain_text("Added: 1 passage", timeout=PATIENCE_MS)
+    await chat.view("Chat")
+    sources = [
+        {
+            "n": 1,
+            "document_id": "report.pdf",
+            "title": "Report",
+            "page": 2,
+            "heading": None,
+            "text": QUOTE,
+            "score": 0.9,
+        },
+        {"n": 2, "document_id": "gone", "title": "Gone", "page": None, "heading": "H", "text": "x", "score": 0.1},
+    ]
+    script.script = Script(
+        pieces=["It is a time [1]. ", "It is 42 ms [?]."], sources=sources, grounding=GROUNDING, statistics=STATISTICS
+    )
+    await chat.ask("What is it?")
+    await chat.answered()
+    await chat.page.get_by_role("link", name="Source 1: Report").click()
+    card = chat.sources.first
+    await expect(card.locator("mark")).to_have_text(QUOTE)
+    await expect(card.locator("summary")).to_have_attribute("title", "Match 0.90 of 1")
+    unsupported = chat.page.get_by_role("button", name="Not supported.")
+    await expect(unsupported).to_have_attribute("data-explanation", re.compile("A number in it"))
+    await expect(chat.page.get_by_text("its 2 oldest turns were left out")).to_be_visible()
+    await chat.page.get_by_text("What the engine did").click()
+    await expect(chat.page.get_by_text("84 tokens/s")).to_be_visible()
+    assert await violations(chat.page) == []
+
+    await card.get_by_role("button", name="Open document").click()
+    await expect(chat.viewer.get_by_text("Page 2 of 2")).to_be_visible()
+    image = chat.viewer.get_by_role("img", name="Page 2 of report.pdf")
+    await expect(image).to_be_visible()
+    assert await image.evaluate("async (image) => { await image.decode(); return image.naturalWidth }") == 1
+    await chat.press("Previous page")
+    await expect(chat.viewer.get_by_text("Page 1 of 2")).to_be_visible()
+    await chat.page.keyboard.press("Escape")
+    await expect(chat.viewer).to_be_hidden()
+    await chat.sources.nth(1).locator("summary").click()
+    await chat.sources.nth(1).get_by_role("button", name="Open document").click()
+    await expect(chat.page.get_by_text("no such document")).to_be_visible()
+    assert await chat.page.evaluate("window.hit") is None
+
+
+async def test_what_the_documents_do_not_hold_is_a_state_of_its_own_and_can_be_rated(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    script.script = Script(
+        pieces=["This is not in your documents."], grounding={"mode": "strict", "state": "not_found", "sentences": []}
+    )
+    await chat.ask("Who won?")
+    await chat.answered()
+    await expect(chat.page.locator(".not-found")).to_contain_text("add a document that tells it")
+    await expect(chat.page.get_by_role("heading", name="Nearest passages")).to_be_visible()
+    await chat.press("Bad answer")
+    await expect(chat.page.get_by_role("button", name="Bad answer")).to_have_attribute("aria-pressed", "true")
+    await chat.press("Add a comment")
+    await chat.dialog.get_by_label("Comment").fill("It is in the appendix.")
+    await chat.press("Save")
+    await expect(chat.dialog).to_have_count(0)
+    assert [(item["rating"], item["comment"]) for item in script.feedback] == [
+        ("down", ""),
+        ("down", "It is in the appendix."),
+    ]
+    await chat.page.reload()
+    await expect(chat.page.get_by_role("button", name="Bad answer")).to_have_attribute("aria-pressed", "false")
+
+
+async def test_settings_and_collections_go_with_the_question_and_are_remembered(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    await chat.press("Settings")
+    await chat.dialog.get_by_label("Model").select_option("large")
+    await chat.dialog.get_by_label("Temperature").fill("0.7")
+    await chat.dialog.get_by_label("Passages").fill("2")
+    await chat.dialog.get_by_label("Memory").select_option("window")
+    assert await violations(chat.page) == []
+    await chat.press("Done")
+    await chat.press("All documents")
+    await chat.page.get_by_label("Sample handbook").check()
+    await chat.page.keyboard.press("Escape")
+    await chat.page.reload()
+    await expect(chat.page.get_by_role("button", name="Sample handbook")).to_be_visible(timeout=PATIENCE_MS)
+    await chat.ask("With all of it?")
+    await chat.answered()
+    chosen = {"model": "large", "temperature": 0.7, "num_passages": 2, "memory": "window", "collections": ["handbook"]}
+    assert script.options == [chosen]
+    await chat.press("Settings")
+    await chat.dialog.get_by_label("Search my documents").uncheck()
+    await chat.press("Done")
+    await chat.press("Retry")
+    await chat.answered()
+    await expect(chat.page.get_by_role("button", name="No documents")).to_be_visible()
+    assert script.options[-1] == {**chosen, "retrieval": False}
+    await chat.press("Settings")
+    await chat.press("Reset")
+    await chat.press("Done")
+    await chat.press("Retry")
+    await chat.answered()
+    assert script.options[-1] == {}
+
+
+async def test_documents_are_added_in_collections_with_a_result_for_each(
+    scripted_chat: ChatPage, script: FakeApi, tmp_path: Path
+) -> None:
+    chat = scripted_chat
+    hostile = "<img src=x onerror=hit()>"
+    files = [tmp_path / name for name in ("a.md", "empty.txt", "large.txt")]
+    files[0].write_text(f"{hostile} lighthouse")
+    files[1].touch()
+    files[2].write_text("x" * (MAX_UPLOAD_BYTES + 1))
+    await chat.view("Documents")
+    await expect(chat.page.get_by_text("No documents here yet")).to_be_visible()
+    await chat.press("New collection")
+    await chat.dialog.get_by_label("Name").fill("handbook")
+    await chat.press("Make it")
+    await expect(chat.dialog.get_by_role("alert")).to_contain_text("there is a collection 'handbook'")
+    await chat.dialog.get_by_label("Name").fill(hostile)
+    await chat.press("Make it")
+    results = await chat.upload(*files)
+    await expect(results.filter(has_text="a.md")).to_contain_text("Added: 1 passage", timeout=PATIENCE_MS)
+    await expect(results.filter(has_text="empty.txt")).to_contain_text("Not added: the file is empty")
+    await expect(results.filter(has_text="large.txt")).to_contain_text("and at most")
+    assert script.documents["a.md"]["collection"] == hostile
+    row = chat.page.get_by_role("row").filter(has_text="a.md")
+    await expect(row).to_contain_text(hostile)
+    assert await violations(chat.page) == []
+    async with chat.page.expect_download() as download:
+        await row.get_by_role("button", name="Download a.md").click()
+    assert (await download.value).suggested_filename == "a.md"
+    await row.get_by_role("button", name="Read a.md again").click()
+    await expect(chat.page.get_by_text("Read “a.md” again")).to_be_visible()
+    await row.get_by_role("button", name="a.md", exact=True).click()
+    await expect(chat.viewer).to_contain_text(f"{hostile} lighthouse")
+    await chat.press("Close document")
+    await chat.press("Delete collection")
+    await chat.dialog.get_by_role("button", name="Delete", exact=True).click()
+    await expect(chat.page.get_by_role("button", name=hostile)).to_have_count(0)
+
+    await chat.view("Status")
+    await expect(chat.page.get_by_role("figure").filter(has_text="KV cache")).to_contain_text("25.0 %")
+    await expect(chat.page.get_by_role("figure").filter(has_text="Requests waiting")).to_contain_text("2")
+    await expect(chat.page.get_by_role("figure").filter(has_text="Time to first token")).to_contain_text("5 requests")
+    assert await violations(chat.page) == []
+
+
+async def test_key_is_asked_for_and_kept_where_the_server_wants_one(
+    browser: Browser, script: FakeApi, scripted_ui: str
+) -> None:
+    context = await browser.new_context()
+    try:
+        script.key = "right"
+        chat = await ChatPage.open(context, scripted_ui)
+        await chat.dialog.get_by_label("API key").fill("wrong")
+        await chat.press("Log in")
+        await expect(chat.dialog.get_by_role("alert")).to_contain_text("asks for a key")
+        await chat.dialog.get_by_label("API key").fill("right")
+        await chat.press("Log in")
+        await expect(chat.conversations).to_contain_text("will be listed here", timeout=PATIENCE_MS)
+        await chat.ask("Am I in?")
+        assert "time to first token" in await chat.answered()
+        assert await chat.page.evaluate("document.cookie") == ""
+    finally:
+        await context.close()
+
+
+async def test_phone_has_one_column_with_the_list_behind_a_button_and_dark_has_contrast(
+    browser: Browser, script: FakeApi, scripted_ui: str
+) -> None:
+    context = await browser.new_context(viewport=PHONE, color_scheme="dark")
+    try:
+        chat = await ChatPage.open(context, scripted_ui)
+        script.script = Script(pieces=["It is a time [1]. ", "It is 42 ms [?]."], grounding=GROUNDING)
+        await expect(chat.conversations).to_be_hidden()
+        await chat.ask("What does TTFT measure?")
+        await chat.answered()
+        assert not await overflows(chat.page)
+        assert await violations(chat.page) == []
+        await chat.press("Conversations")
+        await expect(chat.conversations.get_by_role("listitem")).to_have_count(1)
+        await chat.page.keyboard.press("Escape")
+        await expect(chat.conversations).to_be_hidden()
+        for view in ("Documents", "Status"):
+            await chat.view(view)
+            assert not await overflows(chat.page)
+            assert await violations(chat.page) == []
+    finally:
+        await context.close()
+
+
+async def test_fifty_turns_are_not_drawn_again_while_the_next_answer_grows(
+    context: BrowserContext, script: FakeApi, scripted_ui: str
+) -> None:
+    chat = await ChatPage.open(context, scripted_ui)
+    session_id = await chat.page.evaluate("ragstone.conversation()[0]")
+    turn = {"answer": "An answer [1].", "sources": [], "interrupted": False}
+    script.turns[session_id] = [{**turn, "index": i, "question": f"question {i}"} for i in range(50)]
+    script.titles[session_id] = "long"
+    await chat.page.reload()
+    await expect(chat.questions).to_have_count(50, timeout=PATIENCE_MS)
+    script.script = Script(pieces=["word "] * 120, pause_s=0.01)
+    await chat.ask("question 51")
+    await chat.wait_for_answer_text("word word")
+    await chat.page.evaluate(
+        """() => {
+          window.redrawn = 0;
+          new MutationObserver((changes) => { window.redrawn += changes.length })
+            .observe(document.getElementById('earlier'), { childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    await chat.answered()
+    assert await chat.page.evaluate("window.redrawn") == 0
+    await expect(chat.questions).to_have_count(51)

@@ -1,0 +1,167 @@
+"""HTML of the documents' tab: collections, the table of documents, and one document opened at a page or passage."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from ui.icons import icon, icon_button
+from ui.markdown import markdown_html, marked_html, text_html
+from ui.records import Collection, Document, Section
+
+NUM_LISTED_DOCUMENTS = 200
+OWN_COLLECTION = "default"  # where uploads go, unless another is chosen
+_MARKDOWN_SUFFIXES = (".md", ".markdown")
+
+
+def collection_label(name: str) -> str:
+    """What people read in place of a collection's name."""
+    return {"": "All", "handbook": "Sample handbook", OWN_COLLECTION: "My documents"}.get(name, name)
+
+
+def collections_html(collections: Sequence[Collection], chosen: str) -> str:
+    """Tabs of the collections, "" standing for all."""
+    total = sum(collection.num_documents for collection in collections)
+    everything = Collection("", False, total)
+    return "".join(_tab(collection, chosen) for collection in (everything, *collections))
+
+
+def _tab(collection: Collection, chosen: str) -> str:
+    name, label = collection.name, collection_label(collection.name)
+    may_delete = collection.is_own and name != OWN_COLLECTION
+    return (
+        f'<button type="button" class="tab" data-act="choose-collection" data-collection="{text_html(name)}" '
+        f'data-deletable="{str(may_delete).lower()}" aria-pressed="{str(name == chosen).lower()}">'
+        f'<span dir="auto">{text_html(label)}</span> <span class="count">{collection.num_documents}</span></button>'
+    )
+
+
+def choices_html(collections: Sequence[Collection]) -> str:
+    """The collections to choose from for a question."""
+    return "".join(
+        f'<label><input type="checkbox" name="collection" value="{text_html(collection.name)}">'
+        f'<span dir="auto">{text_html(collection_label(collection.name))}</span>'
+        f'<span class="count">{collection.num_documents}</span></label>'
+        for collection in collections
+    )
+
+
+def documents_html(documents: Sequence[Document], query: str = "") -> str:
+    """The table of documents whose title or source holds `query`."""
+    wanted = query.casefold().strip()
+    found = [item for item in documents if wanted in item.title.casefold() or wanted in item.source.casefold()]
+    if not found:
+        if documents:
+            return f'<p class="empty">No document is called “{text_html(query)}”.</p>'
+        return (
+            f'<div class="empty big">{icon("document")}<strong>No documents here yet</strong>'
+            "<p>Drop files above. What you add is searched at once.</p></div>"
+        )
+    rows = "".join(_row(document) for document in found[:NUM_LISTED_DOCUMENTS])
+    more = len(found) - NUM_LISTED_DOCUMENTS
+    rest = f'<p class="empty">and {more} more: type part of a name to find them.</p>' if more > 0 else ""
+    return (
+        '<table class="documents"><caption class="sr-only">Documents</caption><thead><tr>'
+        '<th scope="col">Document</th><th scope="col">Collection</th><th scope="col" class="number">Size</th>'
+        '<th scope="col" class="number">Pages</th><th scope="col" class="number">Passages</th>'
+        '<th scope="col">Added</th><th scope="col">Status</th><th scope="col"><span class="sr-only">Actions</span></th>'
+        f"</tr></thead><tbody>{rows}</tbody></table>{rest}"
+    )
+
+
+def _row(document: Document) -> str:
+    title, identity = text_html(document.title), text_html(document.document_id)
+    source = text_html(document.source) if document.source != document.title else ""
+    status = "Ready" if document.status in ("ready", "added", "updated", "unchanged") else document.status.capitalize()
+    cells = (
+        ("Collection", "", f'<span dir="auto">{text_html(collection_label(document.collection))}</span>'),
+        ("Size", "number", size_text(document.size_bytes)),
+        ("Pages", "number", str(document.num_pages) if document.num_pages else "–"),
+        ("Passages", "number", f"{document.num_chunks:,}"),
+        ("Added", "", _date_html(document.added_at)),
+        ("Status", "", f'<span class="state {text_html(document.status)}">{text_html(status)}</span>'),
+    )
+    return (
+        f'<tr data-document="{identity}" data-title="{title}"><th scope="row">'
+        f'<button type="button" class="name" data-act="open-document" dir="auto">{title}</button>'
+        f'<span class="source" dir="auto">{source}</span></th>'
+        + "".join(f'<td class="{kind}" data-label="{label}">{value}</td>' for label, kind, value in cells)
+        + '<td class="actions">'
+        + icon_button("download", f"Download {title}", "download-document")
+        + icon_button("retry", f"Read {title} again", "reingest-document")
+        + icon_button("delete", f"Delete {title}", "delete-document")
+        + "</td></tr>"
+    )
+
+
+def size_text(size_bytes: int) -> str:
+    """A size for people: "812 B", "4.2 KB", "13 MB"."""
+    size, unit = float(size_bytes), "B"
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 10 else f"{size:.1f} {unit}"
+
+
+def _date_html(iso: str) -> str:
+    try:
+        when = datetime.fromisoformat(iso)
+    except ValueError:
+        return ""
+    return f'<time datetime="{text_html(iso)}">{when.day} {when:%b} {when.year}</time>'
+
+
+# ── one document ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def viewer_html(document: Document, sections: Sequence[Section], page: int | None, quote: str) -> str:
+    """A document opened: a PDF as the image of page `page` with its text, anything else as text with `quote` marked."""
+    name = document.file_name or document.title
+    facts = " · ".join(part for part in (text_html(name), size_text(document.size_bytes)) if part)
+    head = f'<p class="facts">{facts}</p>'
+    if name.lower().endswith(".pdf") and document.num_pages:
+        return head + _pdf_html(document, sections, min(max(page or 1, 1), document.num_pages), quote)
+    if name.lower().endswith(_MARKDOWN_SUFFIXES):
+        return head + f'<div class="sheet text">{_sections_html(sections, quote, is_markdown=True)}</div>'
+    return head + f'<div class="sheet plain">{_sections_html(sections, quote, is_markdown=False)}</div>'
+
+
+def _pdf_html(document: Document, sections: Sequence[Section], page: int, quote: str) -> str:
+    text = "\n\n".join(section.text for section in sections if section.page == page)
+    identity = text_html(document.document_id)
+    back, forth = ("disabled" if page <= 1 else ""), ("disabled" if page >= document.num_pages else "")
+    turning = 'data-document="{0}" data-page="{1}" {2}'
+    return (
+        '<div class="pager">'
+        + icon_button("previous", "Previous page", "turn-page", turning.format(identity, page - 1, back))
+        + f"<span>Page {page} of {document.num_pages}</span>"
+        + icon_button("next", "Next page", "turn-page", turning.format(identity, page + 1, forth))
+        + f'</div><img class="page" src="page/documents/{identity}/pages/{page}.png" '
+        f'alt="Page {page} of {text_html(document.title)}">'
+        + (
+            f'<details class="page-text" {"open" if quote else ""}><summary>Text of this page</summary>'
+            f'<div class="sheet plain" dir="auto">{marked_html(text, [quote])}</div></details>'
+            if text
+            else ""
+        )
+    )
+
+
+def _sections_html(sections: Sequence[Section], quote: str, *, is_markdown: bool) -> str:
+    parts: list[str] = []
+    shown: tuple[str, ...] = ()
+    is_marked = False
+    for section in sections:
+        if section.headings and section.headings != shown:
+            shown = section.headings
+            level = min(len(shown) + 2, 6)
+            parts.append(f'<h{level} dir="auto">{text_html(shown[-1])}</h{level}>')
+        elif section.page is not None:
+            parts.append(f'<p class="page-number">Page {section.page}</p>')
+        body = marked_html(section.text, [quote])
+        has_quote = "<mark>" in body and not is_marked
+        is_marked = is_marked or has_quote
+        if is_markdown:
+            body = markdown_html(section.text)
+        mark = ' class="here"' if has_quote else ""
+        parts.append(f'<div{mark} dir="auto">{body}</div>')
+    return "".join(parts) or '<p class="empty">There is no text to show.</p>'

@@ -1,0 +1,127 @@
+"""Text and Markdown as HTML. Everything that came from a person, a document or the model passes through here.
+
+Two rules: questions, titles, headings and passages are plain text, shown letter for letter; an answer is Markdown in
+which raw HTML is text, images are text and links lead only to http(s) and mailto. In an answer, the marks `[1]` and
+`[?]` become links to sources and explanations.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+
+_LINK_SCHEMES = ("http://", "https://", "mailto:")
+_MARK = re.compile(r"\[(\?|\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
+UNEXPLAINED = "No source supports this sentence."
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What the marks of an answer mean.
+
+    turn: position of its turn. titles: of its sources, by number. explanations: of its `[?]`, in order.
+    """
+
+    turn: int = 0
+    titles: Mapping[int, str] = field(default_factory=dict)
+    explanations: Sequence[str] = ()
+
+
+def _may_link(url: str) -> bool:
+    return url.lower().startswith(_LINK_SCHEMES)
+
+
+def _image_as_text(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    # An image would be loaded as soon as it is shown, telling its server who reads what.
+    token = tokens[index]
+    return escape(f"![{token.content}]({token.attrs.get('src', '')})")
+
+
+def _link_open(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    tokens[index].attrs.update({"target": "_blank", "rel": "noopener noreferrer nofollow"})
+    return self.renderToken(tokens, index, options, env)
+
+
+def _text(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    text = escape(tokens[index].content)
+    marks, explanations = env.get("marks"), env.get("explanations")
+    if marks is None or "[" not in text:
+        return text
+    return _MARK.sub(lambda match: _mark_html(match, marks, explanations), text)
+
+
+def _mark_html(match: "re.Match[str]", marks: Marks, explanations: Iterator[str]) -> str:
+    if match[1] == "?":
+        why = escape(next(explanations, UNEXPLAINED))
+        return (
+            f'<button type="button" class="unsupported" data-act="explain" data-explanation="{why}" '
+            f'aria-label="Not supported. {why}">?</button>'
+        )
+    numbers = [int(number) for number in match[1].split(",")]
+    if any(number not in marks.titles for number in numbers):
+        return match[0]
+    return "".join(_citation_html(number, marks) for number in numbers)
+
+
+def _citation_html(number: int, marks: Marks) -> str:
+    title = text_html(marks.titles[number])
+    return (
+        f'<a class="cite" href="#source-{marks.turn}-{number}" data-act="cite" title="{title}" '
+        f'aria-label="Source {number}: {title}">{number}</a>'
+    )
+
+
+def _markdown() -> MarkdownIt:
+    markdown = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    # A definition `[1]: …` in an answer would take the citations' place.
+    markdown.disable("reference")
+    markdown.validateLink = _may_link  # type: ignore[method-assign]
+    markdown.add_render_rule("image", _image_as_text)
+    markdown.add_render_rule("link_open", _link_open)
+    markdown.add_render_rule("text", _text)
+    return markdown
+
+
+_MARKDOWN = _markdown()
+
+
+def valid_text(text: str) -> str:
+    """`text` with surrogate pairs joined and lone surrogates, which no page can hold, replaced by U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def text_html(text: str) -> str:
+    """`text` letter for letter, fit for an element and for a quoted attribute."""
+    return escape(valid_text(text))
+
+
+def markdown_html(markdown: str, marks: Marks | None = None) -> str:
+    """Markdown as HTML that cannot load or run anything."""
+    env = {} if marks is None else {"marks": marks, "explanations": iter(marks.explanations)}
+    return str(_MARKDOWN.render(valid_text(markdown), env))
+
+
+def marked_html(text: str, quotes: Sequence[str]) -> str:
+    """`text` letter for letter, with what equals one of `quotes` (but for white space) marked."""
+    text = valid_text(text)
+    spans = sorted(span for quote in quotes if (span := _find(text, valid_text(quote))) is not None)
+    parts, done = [], 0
+    for start, end in spans:
+        if start < done:
+            continue
+        parts += [escape(text[done:start]), "<mark>", escape(text[start:end]), "</mark>"]
+        done = end
+    return "".join([*parts, escape(text[done:])])
+
+
+def _find(text: str, quote: str) -> tuple[int, int] | None:
+    words = quote.split()
+    if not words:
+        return None
+    match = re.search(r"\s+".join(re.escape(word) for word in words), text)
+    return None if match is None else match.span()

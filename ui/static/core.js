@@ -1,0 +1,173 @@
+// What all parts of the page share: actions of buttons, calls to the page's own routes, dialogs, toasts, menus.
+window.ragstone = (() => {
+  const acts = {};
+  const byId = (id) => document.getElementById(id);
+
+  // A press on anything with `data-act` runs the action of that name.
+  const on = (name, action) => { acts[name] = action; };
+  document.addEventListener('click', (event) => {
+    const element = event.target.closest?.('[data-act]');
+    const action = element && !element.disabled && acts[element.dataset.act];
+    if (!action) return;
+    if (element.tagName === 'A') event.preventDefault();
+    action(element, event);
+  });
+
+  // Components of Gradio that start its events hand over how.
+  const triggers = {};
+  const wire = (name, trigger) => { triggers[name] = trigger; };
+  const send = (name, data) => triggers[name]?.('click', data);
+
+  // Kept in this browser (or tab), or nowhere where that is forbidden.
+  const storage = (place) => ({
+    read: (name) => { try { return place()?.getItem(`ragstone.${name}`) ?? null; } catch { return null; } },
+    write: (name, value) => {
+      try {
+        if (value === null) place().removeItem(`ragstone.${name}`);
+        else place().setItem(`ragstone.${name}`, value);
+      } catch { /* it then lasts until the page is reloaded */ }
+    },
+  });
+  const kept = storage(() => localStorage);
+  const keptInTab = storage(() => sessionStorage);
+
+  // A call to a route of the page: JSON or text. Throws an Error with a sentence, and says when a key is asked for.
+  const call = async (method, path, body) => {
+    let response;
+    try {
+      response = await fetch(`page/${path}`, {
+        method,
+        headers: { 'X-Ragstone-Page': '1', ...(body === undefined ? {} : { 'Content-Type': 'application/json' }) },
+        body: body === undefined ? undefined : JSON.stringify(body),
+      });
+    } catch {
+      throw Object.assign(new Error('The page has no connection to its server.'), { status: 0 });
+    }
+    const isJson = response.headers.get('content-type')?.startsWith('application/json');
+    const answer = isJson ? await response.json() : await response.text();
+    if (response.ok) return answer;
+    if (response.status === 401) document.dispatchEvent(new CustomEvent('ragstone:login'));
+    throw Object.assign(new Error(answer?.error ?? `The server refused (${response.status}).`), { status: response.status });
+  };
+  const query = (values) => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== '' && value != null)).toString();
+
+  // A line that goes by itself; with an action, that can be pressed until then.
+  const toast = (text, { label, action, isError = false } = {}) => {
+    const element = Object.assign(document.createElement('div'), { className: isError ? 'toast bad' : 'toast' });
+    element.append(Object.assign(document.createElement('span'), { textContent: text }));
+    const remove = () => element.remove();
+    if (label) {
+      const button = Object.assign(document.createElement('button'), { type: 'button', textContent: label });
+      button.addEventListener('click', () => { remove(); action(); });
+      element.append(button);
+    }
+    byId('toasts').replaceChildren(element);
+    setTimeout(remove, label ? 10000 : 5000);
+  };
+  // Run it, and say what went wrong if something did.
+  const attempt = async (work) => {
+    try {
+      return await work();
+    } catch (error) {
+      if (error.status !== 401) toast(error.message, { isError: true });
+      return undefined;
+    }
+  };
+
+  // A question to the person. Gives the text ("" without a field) or null; `check` may refuse with an error.
+  const ask = ({ title, text = '', field = '', value = '', isLong = false, isSecret = false, ok = 'OK', isDanger = false, check }) =>
+    new Promise((resolve) => {
+      const dialog = byId('ask-dialog');
+      const [input, area] = [dialog.querySelector('input'), dialog.querySelector('textarea')];
+      const box = isLong ? area : input;
+      const error = dialog.querySelector('.error');
+      dialog.querySelector('h2').textContent = title;
+      dialog.querySelector('p').textContent = text;
+      dialog.querySelector('.field').hidden = !field;
+      dialog.querySelector('.field span').textContent = field;
+      input.hidden = isLong;
+      area.hidden = !isLong;
+      input.type = isSecret ? 'password' : 'text';
+      input.autocomplete = isSecret ? 'current-password' : 'off';
+      box.value = value;
+      error.hidden = true;
+      const submit = dialog.querySelector('[type=submit]');
+      submit.textContent = ok;
+      submit.classList.toggle('danger', isDanger);
+      let given = null;
+      dialog.querySelector('form').onsubmit = async (event) => {
+        event.preventDefault();
+        try {
+          await check?.(box.value);
+          given = field ? box.value : '';
+          dialog.close();
+        } catch (problem) {
+          error.textContent = problem.message;
+          error.hidden = false;
+        }
+      };
+      dialog.onclose = () => resolve(given);
+      dialog.showModal();
+      (field ? box : submit).focus();
+      if (field) box.select();
+    });
+  on('dialog-cancel', (button) => button.closest('dialog').close());
+
+  // A menu at a button: [{ label, action, isDanger }].
+  let opener = null;
+  const closeMenu = (returns = false) => {
+    const menu = byId('menu');
+    if (!menu || menu.hidden) return;
+    menu.hidden = true;
+    opener?.setAttribute('aria-expanded', 'false');
+    if (returns) opener?.focus();
+  };
+  const menu = (button, items) => {
+    const element = byId('menu');
+    const wasOpen = !element.hidden && opener === button;
+    closeMenu();
+    if (wasOpen) return;
+    opener = button;
+    button.setAttribute('aria-expanded', 'true');
+    element.replaceChildren(...items.map(({ label, action, isDanger }) => {
+      const item = Object.assign(document.createElement('button'), { type: 'button', textContent: label });
+      item.setAttribute('role', 'menuitem');
+      if (isDanger) item.className = 'danger';
+      item.addEventListener('click', () => { closeMenu(true); action(); });
+      return item;
+    }));
+    element.hidden = false;
+    const [at, size] = [button.getBoundingClientRect(), element.getBoundingClientRect()];
+    element.style.left = `${Math.max(8, Math.min(at.left, innerWidth - size.width - 8))}px`;
+    element.style.top = `${at.bottom + size.height + 8 < innerHeight ? at.bottom + 4 : at.top - size.height - 4}px`;
+    element.firstChild.focus();
+  };
+  document.addEventListener('keydown', (event) => {
+    const element = byId('menu');
+    if (!element || element.hidden) return;
+    const items = [...element.children];
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step) {
+      items[(items.indexOf(document.activeElement) + step + items.length) % items.length].focus();
+      event.preventDefault();
+    } else if (event.key === 'Escape' || event.key === 'Tab') {
+      closeMenu(true);
+      event.preventDefault();
+    }
+  });
+  document.addEventListener('click', (event) => {
+    if (!event.target.closest('#menu') && event.target.closest('[data-act]') !== opener) closeMenu();
+  }, true);
+
+  // Run when Gradio has put the page together.
+  const ready = (start) => {
+    if (byId('transcript') && byId('dialogs') && byId('conversation-list')) start();
+    else setTimeout(() => ready(start), 40);
+  };
+  const after = (pause_ms, work) => {
+    let timer = 0;
+    return () => { clearTimeout(timer); timer = setTimeout(work, pause_ms); };
+  };
+
+  return { acts, on, byId, wire, send, kept, keptInTab, call, query, toast, attempt, ask, menu, ready, after };
+})();

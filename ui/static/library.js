@@ -1,0 +1,197 @@
+// The documents' tab: the table, adding files with progress, and one document opened beside what is shown.
+(() => {
+  const { on, byId, call, query, toast, attempt, ask, ready, after } = ragstone;
+  const JOB_EVERY_MS = 500;
+  let collection = '';
+  let maxUploadBytes = Infinity;
+
+  const refresh = () => attempt(async () => {
+    const found = await call('GET', `documents?${query({ collection, query: byId('document-search').value })}`);
+    byId('collections').innerHTML = found.collections;
+    byId('document-list').innerHTML = found.documents;
+    const chosen = byId('collections').querySelector('[aria-pressed=true]');
+    byId('drop-target').textContent = collection ? chosen?.querySelector('span').textContent : 'My documents';
+    document.querySelector('[data-act=delete-collection]').hidden = chosen?.dataset.deletable !== 'true';
+  });
+  on('choose-collection', (button) => { collection = button.dataset.collection; refresh(); });
+  on('new-collection', async () => {
+    const check = (name) => call('POST', 'collections', { name });
+    const name = await ask({ title: 'New collection', text: 'A collection can be searched by itself.', field: 'Name', ok: 'Make it', check });
+    if (name === null) return;
+    collection = name.trim();
+    refresh();
+  });
+  on('delete-collection', async () => {
+    const sure = await ask({ title: 'Delete this collection?', text: 'All its documents go with it.', ok: 'Delete', isDanger: true });
+    if (sure === null) return;
+    await attempt(() => call('DELETE', `collections?${query({ name: collection })}`));
+    collection = '';
+    refresh();
+  });
+
+  const rowOf = (element) => element.closest('[data-document]').dataset;
+  on('delete-document', async (button) => {
+    const { document: id, title } = rowOf(button);
+    if (await ask({ title: 'Delete this document?', text: title, ok: 'Delete', isDanger: true }) === null) return;
+    await attempt(() => call('DELETE', `documents/${encodeURIComponent(id)}`));
+    refresh();
+  });
+  on('reingest-document', (button) => attempt(async () => {
+    const { document: id, title } = rowOf(button);
+    button.disabled = true;
+    try {
+      const reply = await call('POST', `documents/${encodeURIComponent(id)}/reingest`);
+      if (reply.job_id) await watchJob(reply.job_id, () => {});
+      if (reply.status === 'failed') toast(`“${title}” could not be read: ${reply.reason}`, { isError: true });
+      else toast(`Read “${title}” again`);
+    } finally {
+      button.disabled = false;
+      refresh();
+    }
+  }));
+  on('download-document', (button) => {
+    const href = `page/documents/${encodeURIComponent(rowOf(button).document)}/original`;
+    Object.assign(document.createElement('a'), { href, download: '' }).click();
+  });
+
+  // ── adding files ──
+  const line = (name) => {
+    const item = document.createElement('li');
+    item.className = 'pending';
+    const label = Object.assign(document.createElement('b'), { textContent: name, dir: 'auto' });
+    const said = Object.assign(document.createElement('span'), { textContent: 'waiting' });
+    const bar = document.createElement('progress');
+    bar.max = 1;
+    bar.value = 0;
+    bar.setAttribute('aria-label', `Progress of ${name}`);
+    item.append(label, said, bar);
+    byId('uploads').append(item);
+    return {
+      progress: (text, share) => { said.textContent = text; bar.value = share; },
+      end: (kind, text) => { item.className = kind; said.textContent = text; bar.remove(); },
+    };
+  };
+  const size = (bytes) => (bytes >= 1e6 ? `${(bytes / 1e6).toFixed(0)} MB` : `${Math.ceil(bytes / 1e3)} KB`);
+  const transfer = (file, report) => new Promise((resolve, reject) => {
+    const request = new XMLHttpRequest();
+    const form = new FormData();
+    // Fields go first, so that the server knows them when the file comes.
+    if (collection) form.append('collection', collection);
+    form.append('files', file, file.name);
+    request.open('POST', 'page/upload');
+    request.setRequestHeader('X-Ragstone-Page', '1');
+    request.upload.onprogress = (event) => report.progress('being sent', 0.5 * (event.loaded / Math.max(event.total, 1)));
+    request.onerror = () => reject(new Error('the connection broke off'));
+    request.onload = () => {
+      let reply = {};
+      try { reply = JSON.parse(request.responseText); } catch { /* no reply of ours */ }
+      if (request.status === 401) document.dispatchEvent(new CustomEvent('ragstone:login'));
+      if (request.status < 300) resolve(reply);
+      else reject(new Error(reply.error ?? `the server refused it (${request.status})`));
+    };
+    request.send(form);
+  });
+  const watchJob = async (id, progress) => {
+    for (;;) {
+      const job = await call('GET', `jobs/${encodeURIComponent(id)}`);
+      if (job.status !== 'queued' && job.status !== 'running') return job.files ?? [];
+      progress(job.files?.[0]);
+      await new Promise((resolve) => { setTimeout(resolve, JOB_EVERY_MS); });
+    }
+  };
+  const counted = (number, word) => `${number} ${word}${number === 1 ? '' : 's'}`;
+  const result = (file) => {
+    if (!file) return ['failed', 'Not added: no result was given'];
+    if (file.status === 'failed' || file.status === 'cancelled') return ['failed', `Not added: ${file.reason || 'no reason given'}`];
+    const said = { updated: 'Updated', unchanged: 'Already there' }[file.status] ?? 'Added';
+    const counts = [counted(file.num_chunks ?? 0, 'passage'), ...(file.num_pages > 1 ? [`${file.num_pages} pages`] : [])].join(', ');
+    return ['added', `${said}: ${counts}${file.reason ? `; ${file.reason}` : ''}`];
+  };
+  const add = async (file, report) => {
+    if (file.size > maxUploadBytes) {
+      report.end('failed', `Not added: it has ${size(file.size)}, and at most ${size(maxUploadBytes)} are taken`);
+      return;
+    }
+    try {
+      const reply = await transfer(file, report);
+      report.progress('being read', 0.5);
+      const files = reply.job_id
+        ? await watchJob(reply.job_id, (seen) => report.progress('being read', 0.5 + 0.5 * (seen?.progress ?? 0)))
+        : reply.results;
+      report.end(...result(files?.[0]));
+    } catch (error) {
+      report.end('failed', `Not added: ${error.message}`);
+    }
+  };
+  let adding = Promise.resolve();
+  const addAll = (files) => {
+    byId('uploads').replaceChildren(...byId('uploads').querySelectorAll('.pending'));
+    for (const [file, report] of [...files].map((file) => [file, line(file.name)])) {
+      adding = adding.then(() => add(file, report)).then(refresh);
+    }
+  };
+  on('choose-files', () => byId('files').click());
+
+  const watchDrops = () => {
+    const drop = byId('drop');
+    byId('files').addEventListener('change', (event) => { addAll(event.target.files); event.target.value = ''; });
+    let depth = 0;
+    const holdsFiles = (event) => event.dataTransfer?.types.includes('Files');
+    const mark = () => document.body.classList.toggle('dropping', depth > 0);
+    document.addEventListener('dragenter', (event) => { if (holdsFiles(event)) { depth += 1; ragstone.view('documents'); mark(); } });
+    document.addEventListener('dragleave', (event) => { if (holdsFiles(event)) { depth = Math.max(0, depth - 1); mark(); } });
+    document.addEventListener('dragover', (event) => { if (holdsFiles(event)) event.preventDefault(); });
+    document.addEventListener('drop', (event) => {
+      if (!holdsFiles(event)) return;
+      event.preventDefault();
+      depth = 0;
+      mark();
+      addAll(event.dataTransfer.files);
+    });
+    drop.addEventListener('click', (event) => { if (!event.target.closest('button, input')) byId('files').click(); });
+  };
+
+  // ── one document ──
+  let opener = null;
+  const show = async (id, page, quote) => {
+    const seen = await call('GET', `documents/${encodeURIComponent(id)}/view?${query({ page, quote })}`);
+    byId('viewer-title').textContent = seen.title;
+    byId('viewer-body').innerHTML = seen.html;
+    byId('viewer-download').href = `page/documents/${encodeURIComponent(id)}/original`;
+    byId('viewer').hidden = false;
+    byId('viewer').dataset.document = id;
+    byId('viewer').dataset.quote = quote ?? '';
+    document.body.classList.add('viewer-open');
+    const image = byId('viewer-body').querySelector('img.page');
+    image?.addEventListener('error', () => image.replaceWith(Object.assign(document.createElement('p'), {
+      className: 'empty', textContent: 'There is no picture of this page; its text is below.',
+    })));
+    (byId('viewer-body').querySelector('.sheet mark, .here') ?? byId('viewer-body').firstElementChild)?.scrollIntoView({ block: image ? 'nearest' : 'center' });
+    if (image) byId('viewer-body').scrollTop = 0;
+  };
+  on('open-document', (button) => attempt(async () => {
+    opener = button;
+    await show(rowOf(button).document, button.dataset.page, button.dataset.quote);
+    document.querySelector('[data-act=close-viewer]').focus();
+  }));
+  on('turn-page', (button) => attempt(() => show(rowOf(button).document, button.dataset.page, byId('viewer').dataset.quote)));
+  const close = () => {
+    byId('viewer').hidden = true;
+    document.body.classList.remove('viewer-open');
+    opener?.focus();
+  };
+  on('close-viewer', close);
+  document.addEventListener('keydown', (event) => {
+    const isFree = !document.querySelector('dialog[open]') && byId('menu')?.hidden;
+    if (event.key === 'Escape' && isFree && byId('viewer') && !byId('viewer').hidden) close();
+  });
+
+  ready(() => {
+    byId('document-search').addEventListener('input', after(250, refresh));
+    document.addEventListener('ragstone:view', (event) => { if (event.detail === 'documents') refresh(); });
+    document.addEventListener('ragstone:ready', () => { if (document.body.dataset.view === 'documents') refresh(); });
+    if (document.body.dataset.view === 'documents') refresh();
+    call('GET', 'limits').then((limits) => { maxUploadBytes = limits.max_upload_bytes; }, () => {});
+    watchDrops();
+  });
+})();

@@ -1,0 +1,92 @@
+// Settings of this browser, and which collections are searched. What is not set here is left to the server.
+(() => {
+  const { on, byId, kept, call, attempt, ready } = ragstone;
+  const NUMBERS = ['temperature', 'top_p', 'max_tokens', 'num_passages'];
+
+  const read = () => { try { return JSON.parse(kept.read('settings') ?? '{}') ?? {}; } catch { return {}; } };
+  let settings = read();
+  const write = (changed) => {
+    settings = changed;
+    kept.write('settings', Object.keys(settings).length ? JSON.stringify(settings) : null);
+    label();
+  };
+  ragstone.options = () => JSON.stringify(settings);
+
+  // ── the dialog ──
+  const fields = () => byId('settings-dialog').querySelectorAll('[name]');
+  const fill = () => {
+    for (const field of fields()) {
+      if (field.type === 'checkbox') field.checked = settings.retrieval !== false;
+      else field.value = settings[field.name] ?? '';
+    }
+  };
+  const take = () => {
+    const { collections } = settings;
+    const changed = collections ? { collections } : {};
+    for (const field of fields()) {
+      if (field.type === 'checkbox') {
+        if (!field.checked) changed[field.name] = false;
+      } else if (field.value !== '' && field.checkValidity()) {
+        changed[field.name] = NUMBERS.includes(field.name) ? Number(field.value) : field.value;
+      }
+    }
+    write(changed);
+  };
+  on('settings', () => attempt(async () => {
+    const dialog = byId('settings-dialog');
+    fill();
+    dialog.showModal();
+    const select = dialog.querySelector('[name=model]');
+    const { models } = await call('GET', 'models');
+    const names = models.includes(settings.model) || !settings.model ? models : [...models, settings.model];
+    const [first] = select.options;
+    select.replaceChildren(first, ...names.map((name) => new Option(name, name)));
+    select.value = settings.model ?? '';
+  }));
+  on('reset-settings', () => { write({}); fill(); });
+
+  // ── collections ──
+  const label = () => {
+    const chosen = settings.collections ?? [];
+    const isOff = settings.retrieval === false;
+    const text = isOff ? 'No documents' : (chosen.length ? chosen.map(nameOf).join(', ') : 'All documents');
+    if (byId('picked')) byId('picked').textContent = text;
+    document.querySelector('[data-act=pick]')?.classList.toggle('set', isOff || chosen.length > 0);
+  };
+  const names = new Map();
+  const nameOf = (name) => names.get(name) ?? ({ handbook: 'Sample handbook', default: 'My documents' }[name] ?? name);
+  const picker = () => byId('picker');
+  const toggle = (isOpen) => {
+    picker().hidden = !isOpen;
+    document.querySelector('[data-act=pick]').setAttribute('aria-expanded', String(isOpen));
+  };
+  on('pick', () => attempt(async () => {
+    if (!picker().hidden) return toggle(false);
+    picker().innerHTML = await call('GET', 'collections');
+    for (const box of picker().querySelectorAll('input')) {
+      names.set(box.value, box.nextElementSibling.textContent);
+      box.checked = (settings.collections ?? []).includes(box.value);
+    }
+    const hint = Object.assign(document.createElement('p'), { textContent: 'None chosen: all are searched.' });
+    picker().append(hint);
+    toggle(true);
+    picker().querySelector('input')?.focus();
+    return undefined;
+  }));
+
+  ready(() => {
+    label();
+    byId('settings-dialog').addEventListener('close', take);
+    picker().addEventListener('change', () => {
+      const chosen = [...picker().querySelectorAll('input:checked')].map((box) => box.value);
+      const { collections, ...rest } = settings;
+      write(chosen.length ? { ...rest, collections: chosen } : rest);
+    });
+    document.addEventListener('click', (event) => { if (!event.target.closest('.picker')) toggle(false); });
+    picker().addEventListener('keydown', (event) => {
+      if (event.key !== 'Escape') return;
+      toggle(false);
+      document.querySelector('[data-act=pick]').focus();
+    });
+  });
+})();

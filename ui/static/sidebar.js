@@ -1,0 +1,148 @@
+// What stands around the chat: the list of conversations, the views, the state of the server, logging in.
+(() => {
+  const { on, byId, call, query, toast, attempt, ask, menu, ready, after } = ragstone;
+  const HEALTH_EVERY_MS = 3000;
+
+  // ── conversations ──
+  const titleOf = (id) => byId('conversation-list').querySelector(`li[data-session="${CSS.escape(id)}"]`)?.dataset.title;
+  const markCurrent = () => {
+    const [id] = ragstone.conversation();
+    for (const item of byId('conversation-list').querySelectorAll('li')) {
+      const isCurrent = item.dataset.session === id;
+      item.classList.toggle('current', isCurrent);
+      item.querySelector('.entry').setAttribute('aria-current', String(isCurrent));
+    }
+    const title = titleOf(id);
+    byId('conversation-title').textContent = title ?? '';
+    document.title = title ? `${title} · Ragstone` : 'Ragstone';
+  };
+  let shown = null;
+  const refresh = async () => {
+    const list = byId('conversation-list');
+    try {
+      const html = await call('GET', `conversations?${query({ query: byId('conversation-search').value })}`);
+      if (html !== shown) list.innerHTML = shown = html;
+    } catch (error) {
+      // The notice says what is wrong with the server; what was listed stays.
+      if (error.status === 401) list.replaceChildren();
+    }
+    markCurrent();
+  };
+  ragstone.refreshConversations = refresh;
+
+  const open = (id) => {
+    document.body.classList.remove('sidebar-open');
+    if (id === ragstone.conversation()[0]) ragstone.view('chat');
+    else ragstone.show(id);
+  };
+  on('open-conversation', (button) => open(button.closest('li').dataset.session));
+
+  const rename = async (id, title) => {
+    const check = async (text) => {
+      if (!text.trim()) throw new Error('A title cannot be empty.');
+      await call('PATCH', `conversation?${query({ session_id: id })}`, { title: text.trim() });
+    };
+    if (await ask({ title: 'Rename conversation', field: 'Title', value: title, ok: 'Rename', check }) !== null) refresh();
+  };
+  const remove = (id, title) => attempt(async () => {
+    await call('DELETE', `conversation?${query({ session_id: id })}`);
+    const wasShown = id === ragstone.conversation()[0];
+    if (wasShown) ragstone.startNew();
+    await refresh();
+    toast(`Deleted “${title}”`, {
+      label: 'Undo',
+      action: () => attempt(async () => {
+        await call('POST', `conversation/restore?${query({ session_id: id })}`);
+        if (wasShown) ragstone.show(id);
+        await refresh();
+      }),
+    });
+  });
+  const save = (id, format) => {
+    Object.assign(document.createElement('a'), { href: `page/conversation/export?${query({ session_id: id, format })}`, download: '' }).click();
+  };
+  on('conversation-menu', (button) => {
+    const { session: id, title } = button.closest('li').dataset;
+    menu(button, [
+      { label: 'Rename', action: () => rename(id, title) },
+      { label: 'Export as Markdown', action: () => save(id, 'markdown') },
+      { label: 'Export as JSON', action: () => save(id, 'json') },
+      { label: 'Delete', isDanger: true, action: () => remove(id, title) },
+    ]);
+  });
+
+  // ── the list on a phone ──
+  const toggleSidebar = (isOpen) => {
+    document.body.classList.toggle('sidebar-open', isOpen);
+    document.querySelector('[data-act=open-sidebar]').setAttribute('aria-expanded', String(isOpen));
+    document.querySelector(isOpen ? '[data-act=close-sidebar]' : '[data-act=open-sidebar]').focus();
+  };
+  on('open-sidebar', () => toggleSidebar(true));
+  on('close-sidebar', () => toggleSidebar(false));
+  document.addEventListener('click', (event) => {
+    const isOpen = document.body.classList.contains('sidebar-open');
+    if (isOpen && !event.target.closest('#sidebar, #menu, dialog, [data-act=open-sidebar]')) document.body.classList.remove('sidebar-open');
+  });
+  document.addEventListener('keydown', (event) => {
+    if (event.key === 'Escape' && document.body.classList.contains('sidebar-open') && byId('menu').hidden) toggleSidebar(false);
+  });
+
+  // ── views ──
+  ragstone.view = (name) => {
+    document.body.dataset.view = name;
+    for (const button of document.querySelectorAll('.views button')) button.setAttribute('aria-pressed', String(button.dataset.view === name));
+    document.dispatchEvent(new CustomEvent('ragstone:view', { detail: name }));
+    const hash = name === 'chat' ? '' : `#${name}`;
+    if (location.hash !== hash) history.replaceState(null, '', hash || location.pathname + location.search);
+  };
+  on('view', (button) => ragstone.view(button.dataset.view));
+
+  // ── the server ──
+  let wasReady = null;
+  const look = async () => {
+    let seen;
+    try {
+      seen = await call('GET', 'health');
+    } catch {
+      seen = {
+        is_ready: false,
+        status: '<span class="status bad" role="status"><span class="dot" aria-hidden="true"></span>No connection</span>',
+        notice: '<div class="notice bad" role="status"><strong>The page has lost its server. It will connect again by itself.</strong></div>',
+      };
+    }
+    for (const name of ['status', 'notice']) if (byId(name).innerHTML !== seen[name]) byId(name).innerHTML = seen[name];
+    if (seen.is_ready && wasReady !== true) document.dispatchEvent(new CustomEvent('ragstone:ready'));
+    wasReady = seen.is_ready;
+  };
+
+  // ── logging in ──
+  let isAsking = false;
+  const login = async () => {
+    if (isAsking) return;
+    isAsking = true;
+    const check = (key) => call('POST', 'login', { key });
+    const key = await ask({ title: 'Log in', text: 'This server asks for an API key. Whoever runs it gives you one.', field: 'API key', isSecret: true, ok: 'Log in', check });
+    isAsking = false;
+    if (key === null) return;
+    location.reload();
+  };
+  document.addEventListener('ragstone:login', login);
+  on('login', async () => {
+    const { has_key: hasKey } = await call('GET', 'session');
+    if (!hasKey) return login();
+    if (await ask({ title: 'Log out?', text: 'Your conversations and documents stay on the server.', ok: 'Log out' }) === null) return undefined;
+    await call('POST', 'logout');
+    ragstone.keptInTab.write('conversation', null);
+    return location.reload();
+  });
+
+  ready(() => {
+    ragstone.view(['documents', 'status'].includes(location.hash.slice(1)) ? location.hash.slice(1) : 'chat');
+    byId('conversation-search').addEventListener('input', after(250, refresh));
+    document.addEventListener('ragstone:conversation', markCurrent);
+    document.addEventListener('ragstone:turn', after(150, refresh));
+    document.addEventListener('ragstone:ready', refresh);
+    look();
+    setInterval(look, HEALTH_EVERY_MS);
+  });
+})();
