@@ -5,7 +5,6 @@ and script (`ui/static`) over the routes of `ui.routes`. The script starts event
 seen: `command` for what makes an answer, `opening` for showing another conversation.
 """
 
-import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,12 +16,12 @@ import gradio as gr
 
 from ui.chat import Chat, Chats, Frame
 from ui.icons import icon
+from ui.options import chat_options
 from ui.routes import key_of
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("shell.css", "chat.css", "library.css")
 SCRIPTS = ("core.js", "chat.js", "sidebar.js", "library.js", "settings.js", "status.js")
-OPTIONS = ("model", "temperature", "top_p", "max_tokens", "memory", "num_passages", "retrieval", "collections")
 
 Updates = dict[Any, Any]
 
@@ -198,14 +197,3 @@ async def _command(chat: Chat, event: Any) -> AsyncGenerator[Frame]:
     async with aclosing(frames):
         async for frame in frames:
             yield frame
-
-
-def chat_options(given: Any) -> dict[str, Any]:
-    """The options that a browser sends as JSON; keys that are no options, and what is no JSON object, are left out."""
-    try:
-        options = json.loads(given or "{}")
-    except (TypeError, ValueError):
-        return {}
-    if not isinstance(options, dict):
-        return {}
-    return {name: options[name] for name in OPTIONS if options.get(name) is not None}

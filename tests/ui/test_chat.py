@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from tests.ui.fake_api import FakeApi, Script
-from ui.chat import HEARTBEAT_S, REPAINT_S, Chat, Frame
+from ui.chat import HEARTBEAT_S, REPAINT_S, Chat, Chats, Frame
 from ui.client import ApiClient
+from ui.options import chat_options
 
 # Generous: two cores may be shared with other work.
 PATIENCE_S = 10.0
@@ -266,3 +267,54 @@ async def test_repaint_in_a_long_conversation_carries_the_newest_turn_only(chat:
     assert first.earlier.count("<article") == 50
     assert {frame.earlier for frame in others} == {None}
     assert max(len(frame.live or "") for frame in others) < 1000
+
+
+async def test_edited_question_takes_the_place_of_it_and_all_later_ones(chat: Chat, api: FakeApi) -> None:
+    for question in ("one", "two", "three"):
+        await frames_of(chat.ask(question, "s"))
+    page = page_of(await frames_of(chat.edit(1, " another two ", "s")))
+    assert [turn["question"] for turn in api.turns["s"]] == ["one", "another two"]
+    assert page.live is not None
+    assert "another two" in page.live
+    assert await frames_of(chat.edit(7, "no such turn", "s")) == [Frame()]
+    assert await frames_of(chat.edit(0, " ", "s")) == [Frame()]
+
+
+async def test_answer_that_was_cut_goes_on_in_its_turn(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(pieces=["One"], finish_reason="length")
+    await frames_of(chat.ask("Count.", "s"))
+    api.script = Script(pieces=[" and two."], finish_reason="stop")
+    page = page_of(await frames_of(chat.go_on("s", {"temperature": 0.5})))
+    assert page.live is not None
+    assert "One and two." in page.live
+    assert page.question is None
+    assert api.options == [{}, {"temperature": 0.5, "continue_turn": True}]
+    assert [turn["answer"] for turn in api.turns["s"]] == ["One and two."]
+    assert await frames_of(chat.go_on("s")) == [Frame()]
+
+
+async def test_place_in_the_queue_is_shown_until_the_answer_comes(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(queued_s=1.6, position=2)
+    frames = await frames_of(chat.ask("q", "s"))
+    assert any("number 2 in the queue" in (frame.live or "") for frame in frames)
+    assert "in the queue" not in (page_of(frames).live or "")
+
+
+async def test_people_with_different_keys_share_nothing(client: ApiClient, api: FakeApi) -> None:
+    chats = Chats(client)
+    assert chats.of("a") is chats.of("a")
+    assert chats.of("a") is not chats.of("b")
+    api.key = "b"
+    refused = page_of(await frames_of(chats.of("a").ask("q", "s")))
+    assert 'data-code="login"' in (refused.live or "")
+    assert "time to first token" in (page_of(await frames_of(chats.of("b").ask("q", "s"))).live or "")
+
+
+@pytest.mark.parametrize("given", ["", "null", "[]", "no json", None, '{"user": "x", "session_id": "y"}'])
+def test_options_that_are_none_are_left_out(given: str | None) -> None:
+    assert chat_options(given) == {}
+
+
+def test_options_are_passed_on_by_name() -> None:
+    given = '{"model": "m", "temperature": 0, "collections": ["a"], "retrieval": false, "top_p": null}'
+    assert chat_options(given) == {"model": "m", "temperature": 0, "collections": ["a"], "retrieval": False}
