@@ -174,11 +174,7 @@ class ApiClient:
 
     async def collections(self) -> list[Collection]:
         """All collections that the user may search."""
-        try:
-            body = await self._call("GET", "/api/v1/collections")
-        except NotFoundError:  # a server that does not list them
-            names = [document.collection for document in await self.documents()]
-            return [Collection(name, True, names.count(name)) for name in sorted({"default", *names})]
+        body = await self._call("GET", "/api/v1/collections")
         with _understood():
             return [Collection.from_json(item) for item in body["collections"]]
 

@@ -37,6 +37,8 @@ START_S = 420.0
 UPDATES_SCREENSHOTS = os.environ.get("RAGSTONE_UPDATE_SCREENSHOTS") == "1"
 DESKTOP = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
+# Settings of a browser: the model's own words, as they come.
+WITHOUT_DOCUMENTS = '{"retrieval": false, "max_tokens": 200}'
 # Of the chat page before the scripted API.
 MAX_UPLOAD_BYTES = 2000
 
@@ -110,15 +112,14 @@ def servers(
 ) -> Iterator[Servers]:
     """`ragstone serve` with the real models and the sample handbook, in a data folder of its own.
 
-    Answers are short, and two requests fill the engine, so that a third can be seen waiting. They are unchecked, for a
-    quotation comes all at once, and what is tested here is an answer that takes its time.
+    Answers are short, and two requests fill the engine, so that a third can be seen waiting. They are held to the
+    sources, as this model's are by default; one that shall take its time is asked for WITHOUT_DOCUMENTS.
     """
     folder = tmp_path_factory.mktemp("serve")
     port, ui_port = free_port(), free_port()
     api, ui = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ui_port}"
     command = ["app", "serve", "--port", str(port), "--ui-port", str(ui_port), "--data", str(folder / "data")]
-    max_tokens = "160" if UPDATES_SCREENSHOTS else "32"
-    environment = {"RAGSTONE_MAX_TOKENS": max_tokens, "RAGSTONE_MAX_NUM_SEQS": "2", "RAGSTONE_GROUNDING": "off"}
+    environment = {"RAGSTONE_MAX_TOKENS": "32", "RAGSTONE_MAX_NUM_SEQS": "2"}
     with running(command, folder / "serve.log", f"{api}/v1/health/ready", **environment):
         deadline = time.monotonic() + START_S
         while not answers(ui):
@@ -181,6 +182,12 @@ async def context(profile: BrowserContext) -> AsyncIterator[BrowserContext]:
 async def chat(context: BrowserContext, servers: Servers) -> ChatPage:
     """A fresh tab of the real chat, ready for questions."""
     return await ChatPage.open(context, servers.ui)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def free_chat(context: BrowserContext, servers: Servers) -> ChatPage:
+    """A fresh tab in which the model answers by itself."""
+    return await ChatPage.open(context, servers.ui, settings=WITHOUT_DOCUMENTS)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

@@ -281,7 +281,9 @@ class FakeApi:
         return Response(f"# {self.titles[session_id]}\n", headers=headers, media_type="text/plain")
 
     async def _rate(self, request: Request) -> Response:
-        self.feedback.append(await request.json())
+        given = await request.json()
+        self.feedback.append(given)
+        self.turns[given["session_id"]][given["index"]]["feedback"] = given
         return JSONResponse({})
 
     async def _unrate(self, session_id: str, index: int) -> Response:

@@ -85,6 +85,8 @@ window.ragstone = (() => {
       dialog.querySelector('p').textContent = text;
       dialog.querySelector('.field').hidden = !field;
       dialog.querySelector('.field span').textContent = field;
+      box.setAttribute('aria-label', field);
+      (isLong ? input : area).removeAttribute('aria-label');
       input.hidden = isLong;
       area.hidden = !isLong;
       input.type = isSecret ? 'password' : 'text';

@@ -100,6 +100,7 @@
     }
   };
   ready(() => {
+    byId('status-view').tabIndex = 0; // it scrolls, and nothing in it takes the focus
     for (const plot of [...PLOTS, ...HISTOGRAMS]) plot.shown = figure(plot.title);
     document.addEventListener('ragstone:view', look);
     setInterval(look, EVERY_MS);
