@@ -39,6 +39,7 @@ MOST_WORDS = 60
 # The model's own marks, whole, or begun at the end of what has arrived so far.
 _OWN_MARK = re.compile(r"\s*\[\d+(?:\s*,\s*\d+)*\]")
 _BEGUN_MARK = re.compile(r"\s*\[[\d\s,]*$|\s+$")
+_SENTENCE_ENDS = tuple(".!?…。！？\"')”»")
 _WORD = re.compile(r"\S+\s*|\s+")
 
 
@@ -127,10 +128,15 @@ Deltas = Callable[[], AsyncIterator[str]]
 """Starts the model and gives its words as they come."""
 
 
-async def grounded(answering: Answering, material: Material, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
-    """The answer in pieces, and at last its Grounding."""
-    read = _strict if answering.mode == "strict" else _marked
-    async with aclosing(read(answering, material, deltas)) as pieces:
+async def grounded(
+    answering: Answering, material: Material, deltas: Deltas, was_cut: Callable[[], bool] = lambda: False
+) -> AsyncGenerator[str | Grounding, None]:
+    """The answer in pieces, and at last its Grounding. `was_cut` tells, after `deltas`, whether words are missing."""
+    if answering.mode == "strict":
+        answer = _strict(answering, material, deltas)
+    else:
+        answer = _marked(answering, material, deltas, was_cut)
+    async with aclosing(answer) as pieces:
         async for piece in pieces:
             yield piece
 
@@ -235,7 +241,9 @@ async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str,
 # ── mark ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def _marked(answering: Answering, material: Material, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
+async def _marked(
+    answering: Answering, material: Material, deltas: Deltas, was_cut: Callable[[], bool]
+) -> AsyncGenerator[str | Grounding, None]:
     checker = answering.checker(material.passages)
     checked: list[SentenceSupport] = []
     seen: set[str] = set()
@@ -267,7 +275,8 @@ async def _marked(answering: Answering, material: Material, deltas: Deltas) -> A
     if last and last not in seen and not repeats:
         said = True
         yield text[sent:].rstrip()
-        if (support := await _checked(checker, last, material)) is not None:
+        is_whole = not was_cut() or last.endswith(_SENTENCE_ENDS)
+        if is_whole and (support := await _checked(checker, last, material)) is not None:
             checked.append(support)
             yield _citation(support)
     if not said and not checked:

@@ -26,6 +26,7 @@ from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
 from app.answering import Answering, Grounding, Material, grounded, left_out, told, unchecked
 from app.chains import MakeAnswer, State
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
+from app.continuing import begun, beyond, draft_of, plain, require_unfinished, without_last_mark
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS
 from app.errors import RequestError
 from app.fixed_texts import about_assistant, texts_for
@@ -66,6 +67,7 @@ class _OpenTurn:
     index: int | None = None
     turn_id: str = field(default_factory=new_turn_id)
     draft: TurnDraft | None = None
+    continues: Turn | None = None
     answer: list[str] = field(default_factory=list)
     record: AnswerRecord = field(default_factory=AnswerRecord)
     num_turns_left_out: int = 0
@@ -76,6 +78,17 @@ class _OpenTurn:
     @property
     def key(self) -> tuple[str, str]:
         return (self.user, self.session_id)
+
+    @property
+    def said(self) -> str:
+        """The answer as far as it has come."""
+        return "".join(self.answer)
+
+    def go_on(self, turn: Turn) -> None:
+        """This is `turn` again, whose answer was cut or stopped."""
+        self.continues, self.question, self.index, self.turn_id = turn, turn.question, turn.index, turn.turn_id
+        if turn.answer.strip():
+            self.answer = [without_last_mark(turn.answer) if turn.finish_reason == "length" else turn.answer]
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -128,6 +141,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         self._answering = answering
         self._settings = dict(settings or {})
         self._closing: set[asyncio.Task[None]] = set()
+        self._open_turns: list[_OpenTurn] = []
 
     # ── what LangChain asks of a Runnable ────────────────────────────────────────────────────────────────────────────
 
@@ -174,6 +188,20 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             total = total + AddableDict(chunk)
         return total
 
+    def place_in_queue(self, user: str, session_id: str, *, is_full: bool) -> int | None:
+        """Where a conversation's newest turn stands, from 1; 0: it is being answered; None: there is none.
+
+        `is_full`: requests wait for room in the engine.
+        """
+        turns = list(self._open_turns)
+        mine = [turn for turn in turns if turn.key == (user, session_id)]
+        if not mine:
+            return None
+        newest = mine[-1]
+        if newest.record.last is not None or (not is_full and newest is mine[0]):
+            return 0
+        return 1 + [turn for turn in turns if turn.record.last is None].index(newest)
+
     async def drain(self) -> None:
         """Waits until every turn that has ended is stored."""
         while self._closing:
@@ -198,10 +226,16 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         question = question_of([given async for given in inputs][-1], may_be_empty=options.continue_turn)
         turn = _OpenTurn(configurable.get("user") or DEFAULT_USER, session_of(configurable), question, options)
         child = patch_config(config, callbacks=run_manager.get_child())
-        await self._locks.acquire(turn.key)
+        self._open_turns.append(turn)
+        try:
+            await self._locks.acquire(turn.key)
+        except BaseException:
+            self._open_turns.remove(turn)
+            raise
         try:
             state = await asyncio.to_thread(self._open, turn)
-            state = await self._retrieval.ainvoke(state, child)
+            if "turn" not in state:
+                state = await self._retrieval.ainvoke(state, child)
             turn.draft = state["turn"]
             yield AddableDict(sources=state["turn"].sources)
             async with aclosing(self._pieces(turn, state, child)) as pieces:
@@ -236,10 +270,16 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
     ) -> AsyncGenerator[str | Grounding, None]:
         """The answer in pieces; at last its grounding, where answers are checked."""
         draft: TurnDraft = state["turn"]
+        said = turn.said
+        is_strict = self._answering is not None and self._answering.mode == "strict" and draft.ranking is not None
+        if not is_strict:  # there, the words that are said are not the model's
+            turn.record.continues = plain(said).rstrip()
         chain = self._answer(turn.options.sampling, turn.record)
 
         def deltas() -> AsyncIterator[str]:
-            return chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
+            return begun(
+                turn.record.continues, chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
+            )
 
         if self._answering is not None and state["own_reply"]:
             answer = told(self._answering.mode, state["own_reply"])
@@ -249,9 +289,9 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         else:
             numbers = [source["n"] for source in draft.sources]
             material = Material(draft.passages, numbers, draft.ranking, state["texts"])
-            answer = grounded(self._answering, material, deltas)
-        async with aclosing(answer) as pieces:
-            async for piece in pieces:
+            answer = grounded(self._answering, material, deltas, lambda: turn.record.was_cut)
+        async with aclosing(answer) as pieces, aclosing(beyond(said, pieces) if said else pieces) as fresh:
+            async for piece in fresh:
                 if isinstance(piece, Grounding):
                     piece.left_out = [left_out(passage, num_tokens) for passage, num_tokens in draft.left_out]
                 if not isinstance(piece, Grounding) or self._answering is not None:
@@ -261,7 +301,10 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         """Notes the question and chooses what the model is shown. Blocks; runs in a worker thread."""
         options = turn.options
         turns = [self._sized(earlier) for earlier in self._store.turns(*turn.key)]
-        fixed = self._room.system_tokens + self._size(turn.question)
+        if options.continue_turn:
+            turn.go_on(require_unfinished(turns.pop() if turns else None))
+        begins = self._size(turn.said) if turn.said else 0
+        fixed = self._room.system_tokens + self._size(turn.question) + begins
         max_tokens = self._room.max_tokens if options.max_tokens is None else options.max_tokens
         room = replace(self._room, max_tokens=max_tokens).prompt_tokens
         if fixed > room:
@@ -280,8 +323,11 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             earlier for earlier in turns[start:] if earlier.messages or (earlier.answer and not earlier.interrupted)
         ]
         questions = [earlier.question for earlier in turns if earlier.question]
-        turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question, turn_id=turn.turn_id)
+        if turn.index is None:
+            turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question, turn_id=turn.turn_id)
+        resumed = {"turn": draft_of(turn.continues, self._answering)} if turn.continues and turn.said else {}
         return {
+            **resumed,
             "input": turn.question,
             "own_reply": own_reply,
             "texts": texts_for(turn.question, *questions[:-4:-1]),
@@ -324,15 +370,18 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             logger.exception("a turn of a conversation could not be stored")
             raise
         finally:
+            self._open_turns.remove(turn)
             self._locks.release(turn.key)
 
     def _store_result(self, turn: _OpenTurn) -> None:
         if turn.index is None:
             return
+        if turn.continues and turn.draft is None:
+            return  # it stays what it was
         if turn.refused:
             self._store.truncate(turn.user, turn.session_id, turn.index)
             return
-        draft, answer = turn.draft or TurnDraft(prompt=turn.question), "".join(turn.answer)
+        draft, answer = turn.draft or TurnDraft(prompt=turn.question), turn.said
         result = TurnResult(
             prompt=draft.prompt,
             answer=answer,
@@ -340,7 +389,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             placed=draft.placed,
             num_tokens=self._size(draft.prompt) + self._size(answer),
             interrupted=turn.finish_reason in ("abort", "error"),
-            grounding=turn.grounding,
+            grounding=turn.grounding or (turn.continues.grounding if turn.continues else None),
             finish_reason=turn.finish_reason,
             statistics=turn.statistics,
             settings={**self._settings, **turn.options.as_settings()},

@@ -31,6 +31,7 @@ from app.routes import (
     faults,
     feedback,
     health,
+    jobs,
     langserve,
     openai,
     tokens,
@@ -47,7 +48,7 @@ MAX_BODY_BYTES = 8 << 20
 UPLOAD_PATH = "/api/v1/documents"
 
 # All under /api/v1.
-API_FAMILIES = (documents, document_content, collections, conversations, feedback)
+API_FAMILIES = (documents, document_content, collections, jobs, conversations, feedback)
 
 DESCRIPTION = """\
 Chat with your documents. `/chat` answers from them (LangServe's protocol: `RemoteRunnable`, or plain POST), and so does

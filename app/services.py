@@ -26,6 +26,7 @@ from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, Re
 from app.errors import NotReadyError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
+from app.ingestion_jobs import Embedded, IngestionJobs
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
 from app.principal import DEFAULT_USER
@@ -73,6 +74,7 @@ class Services:
         self.locks = TurnLocks()
         self.history: ConversationStore = SQLiteConversationStore(settings.history_path)
         self.uploads = settings.data_dir / "uploads"
+        self.jobs = IngestionJobs(settings.data_dir / "jobs", self._ingest)
         self.load_error: Exception | None = None
         self.started_at = int(time.time())
         # Told of every request to the chat model that has ended: its name, and the times.
@@ -175,6 +177,7 @@ class Services:
             logger.error("the server could not load: %s", error, exc_info=None if known else error)
             return
         self._loaded = True
+        self.jobs.start()
         logger.info("ready after %.1f s", time.monotonic() - started)
 
     def _load(self) -> None:
@@ -325,6 +328,9 @@ class Services:
         for observer in self.observers:
             observer(self.model_name, times)
 
+    def _ingest(self, path: Path, name: str, collection: str, owner: str, embedded: Embedded) -> IngestResult:
+        return self.knowledge_base.ingest_file(path, name=name, collection=collection, owner=owner, embedded=embedded)
+
     def _step(self, what: str) -> None:
         self._loading = what
         logger.info("%s", what)
@@ -345,6 +351,7 @@ class Services:
             self._backend.drain(timeout_s)
 
     def _close(self) -> None:
+        self.jobs.close()
         if self._backend is not None:
             self._backend.drain(DRAIN_S)
         if self._knowledge_base is not None:

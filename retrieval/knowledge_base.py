@@ -103,6 +103,11 @@ class KnowledgeBase:
     ) -> None:
         self.close()
 
+    @staticmethod
+    def check_collection(name: str) -> None:
+        """Raises InvalidArgumentError for what no collection may be called."""
+        _checked_collection(name)
+
     def ensure_collection(self, name: str, *, owner: str = "local", visibility: Visibility = "private") -> None:
         """Creates the collection, or sets the visibility of the one that is there."""
         with self.catalog.writing() as writer:

@@ -5,12 +5,15 @@ import filecmp
 import logging
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from app.errors import NotFoundError, RequestError
+from app.ingestion_jobs import JobFile
 from app.routes.access import CurrentUser
 from app.routes.document_content import DocumentId, find_document
 from app.routes.uploads import Upload, read_form, upload_folder
@@ -23,6 +26,8 @@ _TWO_OF_A_NAME = (
     "another file of this upload has the same name, and a document is known by its name: "
     "rename one of them and send it again"
 )
+
+_NO_NAME = "the file has no usable name: give it one and send it again"
 
 UPLOAD_FORM = {
     "requestBody": {
@@ -52,6 +57,14 @@ class UploadResult(BaseModel):
     num_chunks: int = 0
     num_pages: int = 0
     reason: str | None = None
+
+
+class JobAccepted(BaseModel):
+    """The files are here and will be taken in."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"job_id": "5f0c3a1e8b7d4c6f9a2b1c0d3e4f5a6b"}]})
+
+    job_id: str
 
 
 class UploadResults(BaseModel):
@@ -114,17 +127,55 @@ def create_router(services: Services) -> APIRouter:
     """Routes under /api/v1/documents."""
     router = APIRouter(prefix="/api/v1/documents", tags=["documents"])
 
-    @router.post("", response_model=UploadResults, openapi_extra=UPLOAD_FORM)
-    async def upload(request: Request, user: CurrentUser) -> dict[str, Any]:
+    @router.post(
+        "",
+        response_model=UploadResults,
+        responses={
+            202: {"model": JobAccepted, "description": "With `background`: GET /api/v1/jobs/{job_id} tells more."}
+        },
+        openapi_extra=UPLOAD_FORM,
+    )
+    async def upload(
+        request: Request,
+        user: CurrentUser,
+        background: Annotated[bool, Query(description="Answer as soon as the files are here.")] = False,
+    ) -> UploadResults | Response:
         """Takes in files of any format that is read. One bad file does not stop its neighbours: see each `status`."""
         services.require_ready()
-        settings = services.settings
+        if background:
+            return await _accept(request, user)
         with upload_folder(services.uploads) as folder:
-            form = await read_form(request, folder, max_file_bytes=settings.max_upload_bytes)
-            if not form.files:
-                raise RequestError("there is no file in the field `files`", field="files")
-            collection = form.fields.get("collection", "").strip() or DEFAULT_COLLECTION
-            return {"results": await _ingest_all(services, form.files, collection, user)}
+            files, collection = await _read(request, folder)
+            refusals = await asyncio.to_thread(_refusals, files)
+            results = [
+                await _ingest(services, file, collection, user) if reason is None else _failed(file, reason)
+                for file, reason in zip(files, refusals, strict=True)
+            ]
+            return UploadResults(results=results)
+
+    async def _accept(request: Request, user: str) -> Response:
+        folder = services.jobs.new_folder()
+        try:
+            files, collection = await _read(request, folder)
+            refusals = await asyncio.to_thread(_refusals, files)
+            entries = [
+                JobFile(file.name, file.path.name, "queued" if reason is None else "failed", reason=reason)
+                for file, reason in zip(files, refusals, strict=True)
+            ]
+            job = await asyncio.to_thread(services.jobs.add, folder, user, collection, entries)
+        except BaseException:
+            services.jobs.discard(folder)
+            raise
+        headers = {"Location": f"{request.scope.get('root_path', '')}/api/v1/jobs/{job.job_id}"}
+        return JSONResponse({"job_id": job.job_id}, 202, headers=headers)
+
+    async def _read(request: Request, folder: Path) -> tuple[list[Upload], str]:
+        form = await read_form(request, folder, max_file_bytes=services.settings.max_upload_bytes)
+        if not form.files:
+            raise RequestError("there is no file in the field `files`", field="files")
+        collection = form.fields.get("collection", "").strip() or DEFAULT_COLLECTION
+        services.knowledge_base.check_collection(collection)
+        return form.files, collection
 
     @router.get("", response_model=DocumentList)
     async def list_documents(user: CurrentUser, collection: str | None = None) -> dict[str, Any]:
@@ -156,24 +207,26 @@ def create_router(services: Services) -> APIRouter:
     return router
 
 
-async def _ingest_all(services: Services, files: Sequence[Upload], collection: str, user: str) -> list[UploadResult]:
-    """Takes the files in, in order. Of two of one name the second is refused: it would take the first one's place."""
+def _refusals(files: Sequence[Upload]) -> list[str | None]:
+    """For each file why it is not taken in, or None. The second of one name would take the first one's place."""
     first_of_name: dict[str, Upload] = {}
-    results = []
+    reasons: list[str | None] = []
     for file in files:
         first = first_of_name.setdefault(file.name, file)
-        if file.name and first is not file and not await asyncio.to_thread(filecmp.cmp, first.path, file.path, False):
-            results.append(UploadResult(name=file.name, status="failed", reason=_TWO_OF_A_NAME))
+        if not file.name:
+            reasons.append(_NO_NAME)
+        elif first is not file and not filecmp.cmp(first.path, file.path, shallow=False):
+            reasons.append(_TWO_OF_A_NAME)
         else:
-            results.append(await _ingest(services, file, collection, user))
-    return results
+            reasons.append(None)
+    return reasons
+
+
+def _failed(file: Upload, reason: str) -> UploadResult:
+    return UploadResult(name=file.name, status="failed", reason=reason)
 
 
 async def _ingest(services: Services, file: Upload, collection: str, user: str) -> UploadResult:
-    if not file.name:
-        return UploadResult(
-            name="", status="failed", reason="the file has no usable name: give it one and send it again"
-        )
     result = await asyncio.to_thread(
         services.knowledge_base.ingest_file, file.path, name=file.name, collection=collection, owner=user
     )

@@ -30,12 +30,14 @@ class ScriptedEngineClient:
         error: Exception | None = None,
         error_after: int = 0,
         num_cached: int = 3,
+        finish_reason: str = "stop",
     ) -> None:
         self.pieces = list(pieces)
         self.delay_s = delay_s
         self.error = error
         self.error_after = error_after
         self.num_cached = num_cached
+        self.finish_reason = finish_reason
         self.requests: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.open = 0
@@ -96,6 +98,19 @@ class ScriptedEngineClient:
         finally:
             self.open -= 1
 
+    async def stream_text(
+        self, prompt: Sequence[Any], params: Mapping[str, Any], **options: Any
+    ) -> AsyncGenerator[OutputDelta, None]:
+        messages = [{"role": "text", "content": " ".join(map(str, prompt))}]
+        async for delta in self.stream_chat(messages, params, **options):
+            yield delta
+
+    def encode(self, text: str, *, add_bos: bool = True) -> list[str]:
+        return text.split()
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[str]:
+        return [word for message in messages for word in str(message["content"]).split()]
+
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
@@ -129,7 +144,7 @@ class ScriptedEngineClient:
             yield self._delta(request_id, piece, number + 1, num_prompt)
         if self.error is not None and self.error_after >= len(self.pieces):
             raise self.error
-        yield self._end(self._delta(request_id, "", len(self.pieces), num_prompt), "stop")
+        yield self._end(self._delta(request_id, "", len(self.pieces), num_prompt), self.finish_reason)
 
     def _delta(self, request_id: str, text: str, num_output: int, num_prompt: int) -> OutputDelta:
         token_ids = (num_output,) if text else ()

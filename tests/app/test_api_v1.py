@@ -266,7 +266,8 @@ def test_the_openapi_document_has_every_route_of_ours(server):
         "/api/v1/documents", "/api/v1/documents/{document_id}", "/api/v1/conversations",
         "/api/v1/conversations/{session_id}", "/api/v1/conversations/{session_id}/turns/{index}",
         "/api/v1/conversations/{session_id}/restore", "/api/v1/conversations/{session_id}/export",
-        "/api/v1/feedback", "/api/v1/collections", "/api/v1/collections/{name}",
+        "/api/v1/jobs/{job_id}", "/api/v1/jobs/{job_id}/events", "/api/v1/queue", "/api/v1/feedback",
+        "/api/v1/collections", "/api/v1/collections/{name}",
         "/api/v1/documents/{document_id}/original", "/api/v1/documents/{document_id}/pages/{number}.png",
         "/api/v1/documents/{document_id}/text", "/api/v1/documents/{document_id}/reingest",
     }  # fmt: skip

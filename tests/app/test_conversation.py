@@ -115,6 +115,25 @@ async def test_the_kind_of_memory_can_be_chosen_for_a_turn(tmp_path):
     assert len(setup.client.requests[3]["messages"]) == 8
 
 
+async def test_the_place_in_the_queue_is_told_until_the_answer_begins(setup):
+    setup.client.delay_s = 0.05
+
+    async def ask(session_id):
+        return await setup.chain.ainvoke({"input": "q"}, config(session_id))
+
+    asked = [asyncio.create_task(ask(session_id)) for session_id in ("a", "b", "b")]
+    await until(lambda: len(setup.client.requests) == 2)
+
+    def place(session_id, *, is_full):
+        return setup.chain.place_in_queue("local", session_id, is_full=is_full)
+
+    assert [place(name, is_full=True) for name in ("a", "b", "c")] == [1, 3, None]
+    assert [place(name, is_full=False) for name in ("a", "b")] == [0, 3]  # one question of b waits for another
+    assert setup.chain.place_in_queue("ada", "a", is_full=True) is None
+    await asyncio.gather(*asked)
+    assert place("b", is_full=True) is None
+
+
 async def test_invoke_equals_the_sum_of_the_stream_and_fits_the_declared_type(setup):
     result = await setup.chain.ainvoke({"input": "What is TTFT?"}, config())
     assert result["answer"] == "Hello world"

@@ -154,6 +154,22 @@ def test_the_second_turn_of_a_conversation_reuses_the_prefix(server):
     assert stats().num_prefix_hits - hits >= (stats().num_prefix_queries - queries) // 2
 
 
+def test_a_cut_answer_is_continued_over_http(server):
+    def ask(run, text, **options):
+        return server.post(f"/chat/{run}", question(text, "go on", retrieval=False, **options))
+
+    cut = ask("invoke", "Count from one to ten.", max_tokens=3).json()["output"]
+    found = events(ask("stream", "", continue_turn=True).text)
+    more = "".join(json.loads(data).get("answer", "") for name, data in found if name == "data")
+    (turn,) = server.client.get("/api/v1/conversations/go on").json()["turns"]
+    assert (cut["finish_reason"], turn["turn_id"]) == ("length", cut["turn_id"])
+    assert (turn["answer"], turn["question"]) == (cut["answer"] + more, "Count from one to ten.")
+    assert more
+    server.services.history.delete("local", "go on")
+    error = ask("stream", "", continue_turn=True)
+    assert (error.status_code, error.json()["error"]["code"]) == (409, "conflict")
+
+
 # ── schemas, playground, documentation ───────────────────────────────────────────────────────────────────────────────
 
 

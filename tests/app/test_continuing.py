@@ -1,0 +1,139 @@
+"""Going on with an answer that was cut or stopped: in each way that answers are checked."""
+
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from app.answering import Answering
+from app.continuing import beyond
+from app.errors import ConflictError
+from engine.errors import PromptTooLongError, StepFailedError
+from tests.app.scripted import ScriptedEngineClient, passage
+from tests.app.test_conversation import Setup, config
+
+QUESTION = "How many hours of leave do employees earn?"
+SENTENCE = "Employees earn 6 hours of leave per pay period."
+
+
+def setup(folder, *pieces, mode=None, finish_reason="length", **options):
+    answering = None
+    if mode is not None:
+        answering = Answering(
+            mode,
+            lambda terms: dict.fromkeys(terms, 1.0),
+            lambda texts: np.eye(len(texts), 8, dtype=np.float32) + np.float32(0.4),
+            "scripted",
+        )
+    client = ScriptedEngineClient(pieces, finish_reason=finish_reason)
+    made = Setup(folder, client, answering=answering, **options)
+    made.found = [passage(f"{SENTENCE} Unused leave is paid out.", title="Leave")]
+    return made
+
+
+async def go_on(made, *pieces, finish_reason="stop", **options):
+    made.client.pieces, made.client.finish_reason = list(pieces), finish_reason
+    given = {"input": ""}
+    return await made.chain.ainvoke(given, config(continue_turn=True, **options))
+
+
+async def test_a_cut_answer_goes_on_where_it_ended_and_stays_one_turn(tmp_path):
+    made = setup(tmp_path, "Employees earn 6 ho")
+    first = await made.chain.ainvoke({"input": QUESTION}, config())
+    assert first["finish_reason"] == "length"
+    result = await go_on(made, "urs of leave.", finish_reason="length")
+    assert (result["answer"], result["turn_id"], result["index"]) == ("urs of leave.", first["turn_id"], 0)
+    assert result["sources"] == first["sources"]
+    await go_on(made, " That is all.")
+    (turn,) = made.turns()
+    assert (turn.answer, turn.finish_reason) == ("Employees earn 6 hours of leave. That is all.", "stop")
+    assert (turn.question, turn.interrupted, len(made.searches)) == (QUESTION, False, 1)
+    prompt = made.client.requests[2]["messages"][0]["content"]
+    assert prompt.endswith(f"{QUESTION} Employees earn 6 hours of leave.")
+
+
+async def test_a_stopped_answer_goes_on(tmp_path):
+    made = setup(tmp_path, "Employees ", "earn ", "much.")
+    async with aclosing(made.chain.astream({"input": QUESTION}, config())) as chunks:
+        async for chunk in chunks:
+            if chunk.get("answer") == "earn ":
+                break
+    await made.chain.drain()
+    assert (made.turns()[0].answer, made.turns()[0].finish_reason) == ("Employees earn ", "abort")
+    assert (await go_on(made, " 6 hours."))["answer"] == "6 hours."
+    assert made.turns()[0].answer == "Employees earn 6 hours."
+
+
+async def test_a_turn_without_a_word_is_answered_anew_in_its_place(tmp_path):
+    made = setup(tmp_path)
+    made.client.error, made.client.error_after = StepFailedError("broken"), 0
+    with pytest.raises(StepFailedError):
+        await made.chain.ainvoke({"input": QUESTION}, config())
+    made.client.error = None
+    result = await go_on(made, "6 hours.")
+    assert (result["answer"], result["index"], len(made.turns())) == ("6 hours.", 0, 1)
+    assert made.turns()[0].question == QUESTION
+
+
+async def test_marked_sentences_are_checked_whole_whatever_was_cut(tmp_path):
+    made = setup(tmp_path, f"{SENTENCE} Unused leave is", mode="mark")
+    first = await made.chain.ainvoke({"input": QUESTION}, config())
+    assert first["answer"] == f"{SENTENCE} [1] Unused leave is"
+    assert (await go_on(made, " paid out."))["answer"] == " paid out. [1]"
+    (turn,) = made.turns()
+    assert turn.answer == f"{SENTENCE} [1] Unused leave is paid out. [1]"
+    assert [sentence["text"] for sentence in turn.grounding["sentences"]] == [SENTENCE, "Unused leave is paid out."]
+    assert made.client.requests[1]["messages"][0]["content"].endswith(f"{SENTENCE} Unused leave is")
+
+
+async def test_a_stopped_strict_answer_is_told_to_its_end(tmp_path):
+    made = setup(tmp_path, "I do not know.", mode="strict", finish_reason="stop")
+    async with aclosing(made.chain.astream({"input": QUESTION}, config())) as chunks:
+        async for chunk in chunks:
+            if chunk.get("answer") == "6 ":
+                break
+    await made.chain.drain()
+    said = made.turns()[0].answer
+    rest = (await go_on(made, "I do not know."))["answer"]
+    assert (said + rest).startswith(f'"{SENTENCE}" [1]')
+    assert made.turns()[0].answer == said + rest
+
+
+async def test_what_is_complete_or_not_there_cannot_be_continued(tmp_path):
+    made = setup(tmp_path, "Done.", finish_reason="stop")
+    with pytest.raises(ConflictError, match="no answer to continue"):
+        await go_on(made, "x")
+    await made.chain.ainvoke({"input": QUESTION}, config())
+    before = made.turns()
+    with pytest.raises(ConflictError, match="the last answer is complete"):
+        await go_on(made, "x")
+    assert made.turns() == before
+
+
+async def test_an_answer_that_has_no_room_to_go_on_stays_what_it_was(tmp_path):
+    made = setup(tmp_path, "word " * 80, max_tokens=10, max_model_len=160)
+    await made.chain.ainvoke({"input": "long?"}, config())
+    before = made.turns()
+    with pytest.raises(PromptTooLongError):
+        await go_on(made, "x", max_tokens=120)
+    assert made.turns() == before
+
+
+@pytest.mark.parametrize(
+    ("said", "pieces", "fresh"),
+    [
+        ("", ["a"], "a"),
+        ("One. [1] Tw", ["One.", " [1]", " Two.", " [2]"], "o. [2]"),
+        ("One.", ["One.", " [1]", " Two."], " [1] Two."),
+        ("One. [1]", ["One.", " [1]", " Two."], " Two."),
+        ("One. [1] ", ["One. [1] Two."], "Two."),
+        ("One", ["Other."], "\n\nOther."),
+        ("One. Two.", ["One."], ""),
+    ],
+)
+async def test_what_is_beyond_the_words_that_were_said(said, pieces, fresh):
+    async def coming():
+        for piece in pieces:
+            yield piece
+
+    assert "".join([piece async for piece in beyond(said, coming())]) == fresh
