@@ -2,8 +2,8 @@
 
 Each leg weighs as much as it can know. A vector says little of a text in a language that its model was not trained on,
 and nothing of the part of a text that the model did not read. Words say little where no text has what is asked for in
-these words. The share that a leg knows counts by its square root: half of a text, or of a question, tells more than
-half of what it is about.
+these words, and vectors little of numbers and identifiers. The share of a text, or of a question, that a leg knows
+counts by its square root: half of it tells more than half of what it is about.
 """
 
 import math
@@ -22,8 +22,8 @@ from retrieval.vector_index import AnyVectorIndex, Mask
 
 # How far down each list is read before fusing. Below, scaled scores are near 0 and change no order at the top.
 DEPTH = 100
-# How many of the best keyword hits are looked at for the one that covers most of the query.
-_COVERING_HITS = 10
+# How many of the best hits of a leg are looked at for what of the query they have.
+_GOOD_HITS = 10
 # What a leg counts that knows nothing: it orders what the other does not tell apart, and changes no other order.
 _LEAST_WEIGHT = 1e-6
 
@@ -69,7 +69,11 @@ def hybrid_search(
         by_meaning = _scores(*vectors.search(form.vector, depth, mask))
         by_words = _scores(*keywords.search(form.text, depth, mask))
         lists += [by_meaning, by_words]
-        shares = vector_share(form.text, by_meaning, keywords.facts, reach), word_share(form.text, by_words, keywords)
+        shares = (
+            vector_share(form.text, by_meaning, keywords.facts, reach)
+            * literal_share(form.text, by_meaning, by_words, keywords),
+            word_share(form.text, by_words, keywords),
+        )
         weights += [form.weight * max(_LEAST_WEIGHT, share) for share in shares]
     return best(fuse(lists, weights), k)
 
@@ -94,9 +98,19 @@ def vector_share(query: str, found: Scores, facts: TextFacts, reach: Reach) -> f
     return float(np.average(known, weights=np.fromiter(min_max(found).values(), dtype=np.float64)))
 
 
+def literal_share(query: str, by_meaning: Scores, by_words: Scores, keywords: KeywordIndex) -> float:
+    """How much of what is asked vectors can have seen, from 0 to 1: all but the figures that their good hits lack.
+
+    A number, a date or an identifier is found or not, and has hardly a meaning: rows of a table that differ by one are
+    the same to a vector. Where good keyword hits have it and those of the vectors do not, the vectors did not see it.
+    """
+    near, worded = (list(islice(found, _GOOD_HITS)) for found in (by_meaning, by_words))
+    return 1 - keywords.missed_figures(query, near, worded)
+
+
 def word_share(query: str, found: Scores, keywords: KeywordIndex) -> float:
     """How much words can know of what is asked, from 0 to 1: the square root of the share that a good hit covers."""
-    return math.sqrt(keywords.coverage(query, islice(found, _COVERING_HITS)))
+    return math.sqrt(keywords.coverage(query, islice(found, _GOOD_HITS)))
 
 
 def _scores(rows: npt.NDArray[np.int64], scores: Vectors) -> Scores:

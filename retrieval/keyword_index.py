@@ -27,6 +27,8 @@ B = 0.75
 
 _PIECE = re.compile(rf"[{UNSPACED}]|[^\W\d_]+|\d+|[^\w\s]")
 
+_DIGIT = re.compile(r"\d")
+
 TermIds = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
@@ -149,6 +151,18 @@ class KeywordIndex:
         by_id = {self._vocabulary[term]: weight for term, weight in weights.items() if term in self._vocabulary}
         found = (sum(by_id[term] for term in by_id.keys() & set(self._rows[row].tolist())) for row in rows)
         return max(found, default=0.0) / sum(weights.values()) if by_id else 0.0
+
+    def missed_figures(self, query: str, rows: Iterable[int], hits: Iterable[int]) -> float:
+        """How much of what `hits` have of the query, by weight, are figures and identifiers that none of `rows` has."""
+        weights = self.term_weights(frozenset(terms(query)))
+        if not any(_DIGIT.search(term) for term in weights):
+            return 0.0
+        in_hits, in_rows = ({int(term) for row in some for term in self._rows[row]} for some in (hits, rows))
+        had = {term: weight for term, weight in weights.items() if self._vocabulary.get(term, -1) in in_hits}
+        missed = (
+            weight for term, weight in had.items() if _DIGIT.search(term) and self._vocabulary[term] not in in_rows
+        )
+        return sum(missed) / sum(had.values()) if had else 0.0
 
     def save(self, folder: Path) -> None:
         """Writes the index into an existing folder."""

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from retrieval.embeddings import Vectors
-from retrieval.hybrid import QueryForm, Reach, hybrid_search, vector_share, word_share
+from retrieval.hybrid import QueryForm, Reach, hybrid_search, literal_share, vector_share, word_share
 from retrieval.keyword_index import KeywordIndex, TextFacts
 from retrieval.vector_index import VectorIndex
 
@@ -86,3 +86,28 @@ def test_forms_weigh_as_they_are_given() -> None:
     assert [row for row, _ in hybrid_search(index, keywords, [first, second], 2)] == [0, 1]
     first, second = QueryForm("annual leave", vectors[0], 1.0), QueryForm("laptop", vectors[1], 2.0)
     assert [row for row, _ in hybrid_search(index, keywords, [first, second], 2)] == [1, 0]
+
+
+def test_vectors_that_did_not_see_the_number_that_is_asked_for_do_not_count() -> None:
+    rows = KeywordIndex.build(
+        [f"Part number PX-{number}: Stock {number % 7}; Unit price 9.50" for number in range(100, 150)]
+    )
+    question = "What is the unit price of part PX-123?"
+    by_words = dict(zip(*(part.tolist() for part in rows.search(question, 10)), strict=True))
+    assert next(iter(by_words)) == 23
+    assert literal_share(question, {7: 0.9, 8: 0.8}, by_words, rows) < 0.1
+    assert literal_share(question, {7: 0.9, 23: 0.8}, by_words, rows) == 1
+    assert literal_share("What is the unit price of a part?", {7: 0.9}, by_words, rows) == 1
+    assert literal_share("Which part has number 999?", {7: 0.9}, by_words, rows) == 1  # words did not find it either
+
+
+def test_the_row_that_has_the_number_comes_first_though_vectors_prefer_all_others() -> None:
+    keywords = KeywordIndex.build([f"Part number PX-{number}: Unit price 9.50" for number in range(100, 400)])
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((300, 16), dtype=np.float32) * 0.05 + 1
+    vectors[[23, 171]] = -1
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    index = VectorIndex(np.arange(300), vectors, 16)
+    for row in (23, 171):
+        form = QueryForm(f"What is the unit price of PX-{100 + row}?", np.full(16, 0.25, dtype=np.float32))
+        assert hybrid_search(index, keywords, [form], 3)[0][0] == row
