@@ -173,23 +173,12 @@ class CatalogReader:
             for row in self._db.execute("SELECT source FROM documents WHERE collection_id = ?", (collection_id,))
         ]
 
-    def documents_matching(self, collection_id: int, conditions: Mapping[str, Sequence[Any]]) -> list[int]:
-        """Internal ids of the documents of a collection whose metadata has, for each key, one of the values."""
-        clauses, values = ["d.collection_id = ?"], list[Any]([collection_id])
-        for key, allowed in conditions.items():
-            clause, bound = _metadata_clause(key, allowed)
-            clauses.append(clause)
-            values += bound
-        return self._documents_where(clauses, values)
-
-    def _documents_where(self, clauses: Sequence[str], values: Sequence[Any]) -> list[int]:
-        where = " AND ".join(clauses)
-        rows = self._db.execute(f"SELECT d.id FROM documents d {_CURRENT} WHERE {where}", values)
-        return [int(row[0]) for row in rows]
-
-    def documents_passing(self, condition: Filter) -> list[int]:
-        """Internal ids of the documents, of whatever collection, that a filter lets pass."""
+    def documents_passing(self, condition: Filter, collection_id: int | None = None) -> list[int]:
+        """Internal ids of the documents, of one collection or of whatever collection, that a filter lets pass."""
         clauses, values = ["TRUE"], list[Any]()
+        if collection_id is not None:
+            clauses.append("d.collection_id = ?")
+            values.append(collection_id)
         for comparison, moment in ((">", condition.added_after), ("<", condition.added_before)):
             if moment is not None:
                 clauses.append(f"v.added_at {comparison} ?")
@@ -201,7 +190,9 @@ class CatalogReader:
             clause, bound = _metadata_clause(key, [wanted] if _is_scalar(wanted) else list(cast(Any, wanted)))
             clauses.append(clause)
             values += bound
-        return self._documents_where(clauses, values)
+        where = " AND ".join(clauses)
+        rows = self._db.execute(f"SELECT d.id FROM documents d {_CURRENT} WHERE {where}", values)
+        return [int(row[0]) for row in rows]
 
     def live_chunks(self) -> tuple[Ids, Ids, Ids]:
         """Chunk, document and collection ids of all current chunks, by chunk id."""

@@ -22,7 +22,7 @@ from retrieval.loaders import MAX_FILE_BYTES, load
 from retrieval.records import IngestResult
 
 # Texts embedded between two commits: what a broken-off ingest loses at most.
-_EMBED_BATCH = 128
+EMBED_BATCH = 128
 _MAX_NAME_CHARS = 255
 
 # Called with the number of texts embedded so far, and in all.
@@ -239,15 +239,20 @@ class Ingestor:
         missing = [(digest, text) for digest, text in by_digest.items() if digest not in stored]
         # Texts of like length share a batch: less padding, and the long ones come first, so that memory peaks early.
         missing.sort(key=lambda item: -len(item[1]))
-        for start in range(0, len(missing), _EMBED_BATCH):
-            batch = missing[start : start + _EMBED_BATCH]
-            vectors = self._embedder.embed_passages([text for _, text in batch]).astype("<f4")
-            rows = {digest: vector.tobytes() for (digest, _), vector in zip(batch, vectors, strict=True)}
+        for start in range(0, len(missing), EMBED_BATCH):
+            batch = missing[start : start + EMBED_BATCH]
+            rows = stored_vectors(self._embedder, batch)
             with self._catalog.writing() as writer:
                 self._catalog.require_embedder(writer, self._embedder)
                 writer.add_vectors(rows)
             if embedded is not None:
                 embedded(start + len(batch), len(missing))
+
+
+def stored_vectors(embedder: PassageEmbedder, texts: Sequence[tuple[bytes, str]]) -> dict[bytes, bytes]:
+    """The vectors of texts as the catalog keeps them, by the digests that stand with the texts."""
+    vectors = embedder.embed_passages([text for _, text in texts]).astype("<f4")
+    return {digest: vector.tobytes() for (digest, _), vector in zip(texts, vectors, strict=True)}
 
 
 def text_digest(text: str) -> bytes:

@@ -12,8 +12,7 @@ from pathlib import Path
 from retrieval.catalog import Catalog
 from retrieval.chunking import indexed_text
 from retrieval.embeddings import PassageEmbedder
-
-_BATCH = 128
+from retrieval.ingest import EMBED_BATCH, stored_vectors
 
 _log = logging.getLogger(__name__)
 
@@ -31,12 +30,11 @@ def reembed(folder: Path, embedder: PassageEmbedder, progress: Progress | None =
         while True:
             missing, total = _missing(catalog, embedder.fingerprint)
             for done, batch in enumerate(_batches(missing)):
-                vectors = embedder.embed_passages([text for _, text in batch]).astype("<f4")
-                rows = {digest: vector.tobytes() for (digest, _), vector in zip(batch, vectors, strict=True)}
+                rows = stored_vectors(embedder, batch)
                 with catalog.writing() as writer:
                     writer.add_vectors(rows)
                 if progress is not None:
-                    progress(total - len(missing) + done * _BATCH + len(batch), total)
+                    progress(total - len(missing) + done * EMBED_BATCH + len(batch), total)
             with catalog.writing() as writer:
                 digests = {digest: staged_digest(embedder.fingerprint, digest) for digest in writer.digests_in_use()}
                 if writer.adopt_vectors(digests):
@@ -67,5 +65,5 @@ def _missing(catalog: Catalog, fingerprint: str) -> tuple[list[tuple[bytes, str]
 
 
 def _batches(items: list[tuple[bytes, str]]) -> Iterator[list[tuple[bytes, str]]]:
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
+    for start in range(0, len(items), EMBED_BATCH):
+        yield items[start : start + EMBED_BATCH]

@@ -18,6 +18,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 from langchain_core.vectorstores.utils import maximal_marginal_relevance
 
+from retrieval import records
 from retrieval.catalog_reader import CatalogReader, ChunkRow
 from retrieval.catalog_writer import NewVersion
 from retrieval.chunking import Chunk
@@ -270,7 +271,9 @@ def _mask(
         return snapshot.mask([collection_id])
 
     def matching() -> Mask:
-        return snapshot.mask([collection_id], reader.documents_matching(collection_id, conditions))
+        return snapshot.mask(
+            [collection_id], reader.documents_passing(records.Filter(metadata=conditions), collection_id)
+        )
 
     if reader.generation() != snapshot.generation:
         return matching()  # the catalog has moved on: not to be remembered as this snapshot's

@@ -51,7 +51,7 @@ def test_a_store_gets_another_models_vectors(store: Path, dimension: int) -> Non
 def test_the_old_vectors_answer_until_the_new_are_whole_and_a_broken_run_goes_on(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("retrieval.reembed._BATCH", 1)
+    monkeypatch.setattr("retrieval.reembed.EMBED_BATCH", 1)
     with pytest.raises(EmbedderError, match="gone"):
         reembed(store, Dying("other"))
     with KnowledgeBase.open(store, WordEmbedder()) as knowledge_base:
