@@ -289,5 +289,6 @@ def _seconds(moment: datetime) -> float:
 
 def _chunk_row(row: Any) -> ChunkRow:
     *_, headings, text, metadata = row
-    fields = (*row[:-3], tuple(json.loads(headings)), text, json.loads(metadata))
-    return ChunkRow(*fields)
+    # Most have none, and reading that as JSON would take a good part of a search's time.
+    path = () if headings == "[]" else tuple(json.loads(headings))
+    return ChunkRow(*row[:-3], path, text, {} if metadata == "{}" else json.loads(metadata))
