@@ -291,4 +291,5 @@ def _chunk_row(row: Any) -> ChunkRow:
     *_, headings, text, metadata = row
     # Most have none, and reading that as JSON would take a good part of a search's time.
     path = () if headings == "[]" else tuple(json.loads(headings))
-    return ChunkRow(*row[:-3], path, text, {} if metadata == "{}" else json.loads(metadata))
+    fields = (*row[:-3], path, text, {} if metadata == "{}" else json.loads(metadata))
+    return ChunkRow(*fields)
