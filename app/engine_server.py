@@ -34,6 +34,7 @@ class EngineServices(Services):
         self.metrics = ServerMetrics()
         self.load_error = None
         self.observers = []
+        self.is_busy = lambda: False
         self.started_at = int(time.time())
         self._loading = "the engine has just started"
         self._loaded = False

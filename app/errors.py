@@ -199,6 +199,13 @@ class ConflictError(RequestError):
     status_code = 409
 
 
+class StoreUnavailableError(RequestError):
+    """A store in another process (Redis, Postgres) cannot be reached or refuses its work."""
+
+    code = "store_unavailable"
+    status_code = 503
+
+
 class NotReadyError(RequestError):
     """The server is up, but a part that this request needs is still loading or has failed."""
 

@@ -116,11 +116,11 @@ class TenantLimits:
             if bucket is not None:
                 bucket.level -= num_tokens
 
-    def num_running(self, tenant: str) -> int:
-        """Requests of a tenant that have begun and not ended."""
+    @property
+    def num_running(self) -> int:
+        """Requests that have begun and not ended."""
         with self._lock:
-            account = self._accounts.get(tenant)
-            return 0 if account is None else account.running
+            return sum(account.running for account in self._accounts.values())
 
     @staticmethod
     def _bucket(account: _Account, name: LimitName, limit: int | None, now: float) -> _Bucket | None:

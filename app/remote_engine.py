@@ -52,7 +52,9 @@ class RemoteEngineClient:
     ) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
         self._socket = None if socket is None else str(socket)
-        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
         self._name = model_name
         self._starting_s = starting_s
         self._on_end = on_end

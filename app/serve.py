@@ -233,28 +233,38 @@ def stop_on_signals() -> Iterator[None]:
 
 
 def _set_ways_to_stop(server: "uvicorn.Server", services: "Services", ui: "UIProcess | None") -> None:
-    """Make uvicorn's signal handler end the process at once while the server is loading, and drain the engine later.
+    """Make uvicorn's signal handler end the process at once while the server is loading, and drain it later.
 
-    Once loaded, answers get until shortly before uvicorn cancels them; those that are not finished then still end with
-    a typed error, which they could not after it.
+    Once loaded, the server goes on listening while answers end: it says that it is draining, which takes it out of a
+    load balancer, and refuses new questions with 503. Answers get until shortly before uvicorn cancels them; those that
+    are not finished then still end with a typed error, which they could not after it. A second signal skips the rest.
 
     While it loads, a clean shutdown would wait for the loading thread (weights, the first documents), which cannot be
     interrupted. Nothing is lost: no request is served yet, what ingest has not committed it repeats, and a half-fetched
     model has no name.
     """
-    drain = server.handle_exit
+    close_connections = server.handle_exit
+    is_draining = False
+
+    def drain(number: int) -> None:
+        services.drain(ANSWERS_TIMEOUT_S)
+        close_connections(number, None)
 
     def handle_exit(number: int, frame: FrameType | None) -> None:
-        if services.status()[0] != "starting":
-            threading.Thread(target=services.drain, args=(ANSWERS_TIMEOUT_S,), name="drain", daemon=True).start()
-            drain(number, frame)
-            return
-        logger.info("stopped while loading")
-        if ui is not None:
-            ui.stop()
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
+        nonlocal is_draining
+        if is_draining:
+            close_connections(number, frame)
+        elif services.status()[0] != "starting":
+            is_draining = True
+            logger.info("draining: answers get %d s to end, and no new ones begin", ANSWERS_TIMEOUT_S)
+            threading.Thread(target=drain, args=(number,), name="drain", daemon=True).start()
+        else:
+            logger.info("stopped while loading")
+            if ui is not None:
+                ui.stop()
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(0)
 
     server.handle_exit = handle_exit  # type: ignore[method-assign, assignment]
 

@@ -85,6 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     limits = TenantLimits(_limits_of(settings, keys))
     usage_store = UsageStore(settings.usage_path)
+    services.is_busy = lambda: limits.num_running > 0
     services.observers += [usage_store.observe, lambda model, times: limits.spend(times.tenant, times.num_tokens)]
     faults.install(app)
     app.include_router(usage.create_router(settings, usage_store))

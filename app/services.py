@@ -26,6 +26,7 @@ from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, Re
 from app.errors import NotReadyError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
+from app.history_url import open_history
 from app.ingestion_jobs import Embedded, IngestionJobs
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
@@ -33,7 +34,6 @@ from app.principal import DEFAULT_USER
 from app.remote_engine import RemoteEngineClient
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
-from app.sqlite_history import SQLiteConversationStore
 from app.turn_lock import TurnLocks
 from app.turn_prompt import PassageRule
 from retrieval.records import IngestResult, Passage
@@ -59,6 +59,7 @@ RETRY_AFTER_S = 2
 
 # What the engine is still computing when the server stops may go on for this long. Clients had their time before.
 DRAIN_S = 5.0
+DRAIN_POLL_S = 0.02
 
 Status = Literal["starting", "ready", "degraded", "unhealthy", "draining"]
 EngineHandle = InProcessEngineClient | RemoteEngineClient
@@ -72,11 +73,13 @@ class Services:
         self.settings = settings
         self.metrics = ServerMetrics()
         self.locks = TurnLocks()
-        self.history: ConversationStore = SQLiteConversationStore(settings.history_path)
+        self.history: ConversationStore = open_history(settings)
         self.uploads = settings.data_dir / "uploads"
         self.jobs = IngestionJobs(settings.data_dir / "jobs", self._ingest)
         self.load_error: Exception | None = None
         self.started_at = int(time.time())
+        # Whether requests to models are being answered; who counts them says so.
+        self.is_busy: Callable[[], bool] = lambda: False
         # Told of every request to the chat model that has ended: its name, and the times.
         self.observers: list[Callable[[str, RequestTimes], None]] = []
         self._loading = "the server has just started"
@@ -346,9 +349,12 @@ class Services:
 
     def drain(self, timeout_s: float) -> None:
         """Let running answers finish for so long; then they end with a typed error. Takes no new ones. Blocks."""
+        deadline = time.monotonic() + timeout_s
         self._draining = True
         if self._backend is not None:
             self._backend.drain(timeout_s)
+        while self.is_busy() and time.monotonic() < deadline:  # what the engine has said is still on its way
+            time.sleep(DRAIN_POLL_S)
 
     def _close(self) -> None:
         self.jobs.close()

@@ -163,6 +163,12 @@ class Settings(BaseSettings):
     sample_kb: bool = Field(True, description="Take the sample handbook in, once for each version of it.")
 
     # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────
+    history_url: str | None = Field(
+        None,
+        pattern=r"^(rediss?|unix|postgres(ql)?)://",
+        repr=False,
+        description="Server that conversations are kept in, redis://… or postgresql://… (default: the data folder).",
+    )
     memory_kind: Literal["buffer", "window", "token_budget"] = Field(
         "token_budget",
         description="Earlier turns the model sees: all (buffer), the last few (window), or what fits (token_budget).",
@@ -403,6 +409,8 @@ def allowed_values(name: str) -> str:
         return "a number" + _bounds(field)
     if kind is Path:
         return "a path"
+    if name == "history_url":
+        return "a URL that begins with redis://, rediss://, unix:// or postgresql://"
     if name.endswith("_url"):
         return "a URL that begins with http:// or https://"
     if name == "device":

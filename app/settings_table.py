@@ -50,7 +50,7 @@ def default_of(name: str, field: FieldInfo) -> str:
 def in_force(settings: Settings) -> list[tuple[str, str]]:
     """Every setting with its value; keys are not shown."""
     return [
-        (name, "(set)" if name.endswith("_api_key") and value else str(value))
+        (name, "(set)" if Settings.model_fields[name].repr is False else str(value))
         for name, value in settings
         if value is not None
     ]

@@ -23,7 +23,7 @@ DURATION = {"type": "string", "pattern": r"^(\d+(h|m|s|ms))+$"}
 SERVICE = {
     "type": "object",
     "additionalProperties": False,
-    "required": ["image", "build", "command", "healthcheck", "volumes", "ports"],
+    "required": ["image", "healthcheck", "volumes", "restart"],
     "properties": {
         "image": {"type": "string", "pattern": r"^[a-z0-9._/-]+:[\w.-]+$"},
         "build": {
@@ -46,7 +46,13 @@ SERVICE = {
             "propertyNames": {"pattern": "^[A-Z][A-Z0-9_]*$"},
             "additionalProperties": {"type": "string"},
         },
-        "volumes": {"type": "array", "items": {"type": "string", "pattern": r"^[a-z-]+:/[\w/]+$"}},
+        "volumes": {
+            "type": "array",
+            "items": {"type": "string", "pattern": r"^([a-z-]+:/[\w/]+|\./[\w/.-]+:/[\w/.-]+:ro)$"},
+        },
+        "profiles": TEXTS,
+        "networks": {"type": "object"},
+        "deploy": {"type": "object", "additionalProperties": False, "properties": {"resources": {"type": "object"}}},
         "ports": {"type": "array", "items": {"type": "string", "pattern": r"^\S+:\S+:\d+$"}},
         "healthcheck": {
             "type": "object",
@@ -101,15 +107,20 @@ def dockerfile() -> str:
 
 def test_compose_file_follows_the_schema(compose: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(COMPOSE).validate(compose)
-    assert set(compose["services"]) == {"api", "ui"}
+    started = {name for name, service in compose["services"].items() if "profiles" not in service}
+    assert started == {"api", "ui"}  # what `docker compose up` starts
+    assert set(compose["services"]) - started == {"engine", "engine-gpu", "redis", "postgres", "prometheus", "grafana"}
 
 
-def test_both_services_run_one_image_and_volumes_are_declared(compose: dict[str, Any]) -> None:
+def test_services_of_ours_run_one_image_and_volumes_are_declared(compose: dict[str, Any]) -> None:
     services = compose["services"].values()
-    assert {service["image"] for service in services} == {"ragstone:0.1.0"}
-    named = {volume.split(":")[0] for service in services for volume in service["volumes"]}
-    assert named == set(compose["volumes"])
+    ours = {service["image"] for service in services if "build" in service}
+    assert ours == {"ragstone:0.1.0", "ragstone:0.1.0-gpu"}
+    mounted = [volume.split(":")[0] for service in services for volume in service["volumes"]]
+    assert {name for name in mounted if not name.startswith(".")} == set(compose["volumes"])
+    assert all((REPOSITORY / name).is_dir() for name in mounted if name.startswith("."))
     for service in services:
+        assert service.get("cap_drop") == ["ALL"] or "build" not in service
         assert set(service.get("depends_on", {})) <= set(compose["services"])
 
 
@@ -126,12 +137,16 @@ def test_ui_reaches_the_api_by_the_services_name_and_port(compose: dict[str, Any
 
 def test_only_this_machine_can_reach_the_ports_unless_asked_otherwise(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
-        assert all(entry.startswith("${RAGSTONE_PUBLISH:-127.0.0.1}:") for entry in service["ports"])
+        assert all(
+            entry.startswith(("${RAGSTONE_PUBLISH:-127.0.0.1}:", "127.0.0.1:")) for entry in service.get("ports", ())
+        )
+    # Whether the API asks for keys follows from the same variable.
+    assert compose["services"]["api"]["environment"]["RAGSTONE_PUBLISH"] == "${RAGSTONE_PUBLISH:-127.0.0.1}"
 
 
 def test_every_variable_is_a_setting_and_its_default_is_ours(compose: dict[str, Any]) -> None:
     for service in compose["services"].values():
-        for name, value in service["environment"].items():
+        for name, value in service.get("environment", {}).items():
             if not name.startswith("RAGSTONE_") or name in OTHER_VARIABLES:
                 continue
             field = name.removeprefix("RAGSTONE_").lower()
@@ -139,7 +154,7 @@ def test_every_variable_is_a_setting_and_its_default_is_ours(compose: dict[str, 
             assert field in Settings.model_fields, name
             default = re.fullmatch(r"\$\{" + name + r":-(.*)\}", value)
             if default and field != "publish":  # a container's own address is no default
-                assert default[1] == str(Settings.model_fields[field].default), name
+                assert default[1] == str(Settings.model_fields[field].default or ""), name
 
 
 @contextmanager
@@ -170,7 +185,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize(("service", "port", "path"), [("api", "8080", "/v1/health/ready"), ("ui", "7860", "/")])
+@pytest.mark.parametrize(
+    ("service", "port", "path"),
+    [("api", "8080", "/v1/health/ready"), ("ui", "7860", "/"), ("engine", "8000", "/v1/health/ready")],
+)
 def test_health_check_runs_and_tells_ready_from_starting_from_dead(
     compose: dict[str, Any], service: str, port: str, path: str
 ) -> None:
@@ -219,3 +237,14 @@ def test_version_of_the_image_is_ours(compose: dict[str, Any]) -> None:
     from app import __version__
 
     assert compose["services"]["api"]["image"] == f"ragstone:{__version__}"
+
+
+def test_prometheus_asks_the_api_by_its_services_name_and_port(compose: dict[str, Any]) -> None:
+    scraped = yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8"))
+    (job,) = scraped["scrape_configs"]
+    command = compose["services"]["api"]["command"]
+    assert job["static_configs"] == [{"targets": [f"api:{command[command.index('--port') + 1]}"]}]
+    sources = yaml.safe_load(
+        (REPOSITORY / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text(encoding="utf-8")
+    )
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"

@@ -43,7 +43,7 @@ class Client:
         self.socket = socket.create_connection(("127.0.0.1", server.port))
         self.socket.settimeout(120)
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Length: {len(content)}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
         self.socket.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + content)
 
     def read_until(self, text):

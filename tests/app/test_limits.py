@@ -69,7 +69,7 @@ def test_places_come_back_when_requests_end() -> None:
     assert refused(limits).field == "concurrency"
     limits.end("t")
     limits.begin("t")
-    assert limits.num_running("t") == 1
+    assert limits.num_running == 1
 
 
 def test_clock_that_jumps_back_gives_nothing_and_takes_nothing() -> None:

@@ -16,10 +16,11 @@ from app.backup import MANIFEST, BackupError, backup, restore
 from app.doctor import examine
 from app.engine_client import RequestTimes
 from app.errors import DataFolderError
-from app.history import SQLiteConversationStore, TurnResult
+from app.history import TurnResult
 from app.metrics import ServerMetrics
 from app.settings import Settings
 from app.settings_table import in_force, markdown_table
+from app.sqlite_history import SQLiteConversationStore
 from engine.outputs import EngineStats
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -166,7 +167,9 @@ def test_dashboard_asks_for_metrics_that_there_are() -> None:
     known = set(re.findall(r"^# TYPE (\S+)", page, flags=re.MULTILINE)) | set(
         re.findall(r"^([\w:]+)[ {]", page, flags=re.MULTILINE)
     )
-    dashboard = json.loads((REPOSITORY / "deploy" / "grafana" / "ragstone.json").read_text(encoding="utf-8"))
+    dashboard = json.loads(
+        (REPOSITORY / "deploy" / "grafana" / "dashboards" / "ragstone.json").read_text(encoding="utf-8")
+    )
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
     named = {name for expression in asked for name in re.findall(r"ragstone:\w+", expression)}
     assert len(named) > 10

@@ -1,0 +1,102 @@
+"""Conversations in Postgres: a table of heads and a table of turns, each row a JSON text."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from app.errors import StoreUnavailableError
+from app.record_history import Change, Record, RecordConversationStore
+
+T = TypeVar("T")
+
+# Text and not jsonb: what is stored must come back to the letter, and jsonb knows no NUL characters.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS ragstone_conversations (
+    owner TEXT NOT NULL, session_id TEXT NOT NULL, head TEXT NOT NULL, PRIMARY KEY (owner, session_id)
+);
+CREATE TABLE IF NOT EXISTS ragstone_turns (
+    owner TEXT NOT NULL, session_id TEXT NOT NULL, number INTEGER NOT NULL, record TEXT NOT NULL,
+    PRIMARY KEY (owner, session_id, number),
+    FOREIGN KEY (owner, session_id) REFERENCES ragstone_conversations ON DELETE CASCADE
+);
+"""
+CONNECT_S = 5
+
+
+class PostgresConversationStore(RecordConversationStore):
+    """Conversations in the database at `url` (postgresql://…). Reconnects after a restart of the server."""
+
+    def __init__(self, url: str) -> None:
+        """Connects and makes the tables. Raises StoreUnavailableError."""
+        self._url = url
+        self._lock = threading.Lock()  # one connection, many threads
+        self._connection: psycopg.Connection | None = None
+        self._ask(lambda connection: connection.execute(SCHEMA))
+
+    def _heads(self, user: str) -> dict[str, Record]:
+        query = "SELECT session_id, head FROM ragstone_conversations WHERE owner = %s"
+        rows = self._ask(lambda connection: connection.execute(query, (user,)).fetchall())
+        return {name: json.loads(text) for name, text in rows}
+
+    def _head(self, user: str, session_id: str) -> Record | None:
+        query = "SELECT head FROM ragstone_conversations WHERE owner = %s AND session_id = %s"
+        row = self._ask(lambda connection: connection.execute(query, (user, session_id)).fetchone())
+        return None if row is None else dict(json.loads(row[0]))
+
+    def _records(self, user: str, session_id: str) -> dict[int, Record]:
+        query = "SELECT number, record FROM ragstone_turns WHERE owner = %s AND session_id = %s"
+        rows = self._ask(lambda connection: connection.execute(query, (user, session_id)).fetchall())
+        return {number: json.loads(text) for number, text in rows}
+
+    def _apply(self, user: str, session_id: str, change: Change) -> None:
+        key = (user, session_id)
+
+        def apply(connection: psycopg.Connection) -> None:
+            if change.head is None:
+                connection.execute("DELETE FROM ragstone_conversations WHERE owner = %s AND session_id = %s", key)
+                return
+            connection.execute(
+                "INSERT INTO ragstone_conversations VALUES (%s, %s, %s) "
+                "ON CONFLICT (owner, session_id) DO UPDATE SET head = excluded.head",
+                (*key, json.dumps(change.head)),
+            )
+            for number, record in change.turns.items():
+                if record is None:
+                    connection.execute(
+                        "DELETE FROM ragstone_turns WHERE owner = %s AND session_id = %s AND number = %s",
+                        (*key, number),
+                    )
+                else:
+                    connection.execute(
+                        "INSERT INTO ragstone_turns VALUES (%s, %s, %s, %s) "
+                        "ON CONFLICT (owner, session_id, number) DO UPDATE SET record = excluded.record",
+                        (*key, number, json.dumps(record)),
+                    )
+
+        self._ask(apply)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _ask(self, work: Callable[[psycopg.Connection], T]) -> T:
+        """What `work` makes, in one transaction; tried once more over a new connection where the old one is gone."""
+        with self._lock:
+            for is_last in (False, True):
+                try:
+                    if self._connection is None or self._connection.closed:
+                        self._connection = psycopg.connect(self._url, connect_timeout=CONNECT_S)
+                    with self._connection.transaction():
+                        return work(self._connection)
+                except psycopg.OperationalError as error:
+                    if self._connection is not None:
+                        self._connection.close()
+                    if is_last:
+                        raise StoreUnavailableError(f"Postgres: {error}") from error
+                except psycopg.Error as error:
+                    raise StoreUnavailableError(f"Postgres: {error}") from error
+        raise AssertionError("the loop returns or raises")

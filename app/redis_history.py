@@ -1,0 +1,80 @@
+"""Conversations in Redis: a hash of heads for each user, a hash of turns for each conversation.
+
+Nothing is lost over a restart of Redis only where it writes to disk (`appendonly yes`).
+"""
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+
+from app.errors import StoreUnavailableError
+from app.record_history import Change, Record, RecordConversationStore
+
+PREFIX = "ragstone:"
+CONNECT_S = 5.0
+# A restart of Redis takes a moment; a request waits for it a little.
+NUM_RETRIES = 6
+
+
+class RedisConversationStore(RecordConversationStore):
+    """Conversations in the Redis at `url` (redis://…, rediss://…, unix://…)."""
+
+    def __init__(self, url: str) -> None:
+        """Connects. Raises StoreUnavailableError."""
+        self._redis: Any = redis.Redis.from_url(
+            url,
+            decode_responses=True,
+            socket_connect_timeout=CONNECT_S,
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), NUM_RETRIES),
+            retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+        )
+        self._ask(self._redis.ping)
+
+    def _heads(self, user: str) -> dict[str, Record]:
+        found = self._ask(self._redis.hgetall, _heads_key(user))
+        return {name: json.loads(text) for name, text in found.items()}
+
+    def _head(self, user: str, session_id: str) -> Record | None:
+        text = self._ask(self._redis.hget, _heads_key(user), session_id)
+        return None if text is None else dict(json.loads(text))
+
+    def _records(self, user: str, session_id: str) -> dict[int, Record]:
+        found = self._ask(self._redis.hgetall, _turns_key(user, session_id))
+        return {int(number): json.loads(text) for number, text in found.items()}
+
+    def _apply(self, user: str, session_id: str, change: Change) -> None:
+        heads, turns = _heads_key(user), _turns_key(user, session_id)
+        pipeline = self._redis.pipeline(transaction=True)
+        if change.head is None:
+            pipeline.hdel(heads, session_id)
+            pipeline.delete(turns)
+        else:
+            pipeline.hset(heads, session_id, json.dumps(change.head))
+            for number, record in change.turns.items():
+                if record is None:
+                    pipeline.hdel(turns, str(number))
+                else:
+                    pipeline.hset(turns, str(number), json.dumps(record))
+        self._ask(pipeline.execute)
+
+    def close(self) -> None:
+        self._redis.close()
+
+    @staticmethod
+    def _ask(call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except redis.RedisError as error:
+            raise StoreUnavailableError(f"Redis: {error}") from error
+
+
+def _heads_key(user: str) -> str:
+    return f"{PREFIX}conversations:{quote(user, safe='')}"
+
+
+def _turns_key(user: str, session_id: str) -> str:
+    return f"{PREFIX}turns:{quote(user, safe='')}:{quote(session_id, safe='')}"

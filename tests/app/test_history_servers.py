@@ -1,0 +1,141 @@
+"""The stores behind a URL, over real servers: the suite of the file (`test_history.py`), and what a restart does."""
+
+import inspect
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from app.errors import SettingsError, StoreUnavailableError
+from app.history import ConversationStore, TurnResult
+from app.history_url import open_history
+from app.settings import Settings
+from tests.app import test_history as suite
+from tests.app.serving import wait_until
+from tests.app.test_operations import free_port
+
+# Every test of the suite that is about stores as such, and not about the file.
+globals().update(
+    {
+        name: test
+        for name, test in vars(suite).items()
+        if name.startswith("test_")
+        and {"store"} <= set(inspect.signature(test).parameters)
+        and "path" not in inspect.signature(test).parameters
+    }
+)
+
+
+@dataclass
+class Server:
+    """A database server of this test's own. `command` starts it again on the same data."""
+
+    url: str
+    command: list[str]
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self._answers)
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            open_history(Settings(history_url=self.url)).close()
+        except StoreUnavailableError:
+            return False
+        return True
+
+
+def redis_server(folder: Path) -> Server:
+    port = free_port()
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--appendonly", "yes"]
+    return Server(f"redis://127.0.0.1:{port}/0", [*command, "--appendfsync", "always", "--save", ""])
+
+
+def postgres_server(folder: Path) -> Server:
+    port = free_port()
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    initdb, postgres = (
+        shutil.which(name, path=f"{binaries[-1]}:{os.environ['PATH']}") for name in ("initdb", "postgres")
+    )
+    assert initdb
+    assert postgres
+    as_user: list[str] = []
+    if os.getuid() == 0:  # it refuses to run as root
+        shutil.chown(folder, "postgres")
+        folder.parent.chmod(0o755)
+        as_user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups"]
+    data = str(folder / "data")
+    subprocess.run(
+        [*as_user, initdb, "-D", data, "-A", "trust", "-U", "ragstone", "-N"], check=True, capture_output=True
+    )
+    command = [*as_user, postgres, "-D", data, "-p", str(port), "-c", "listen_addresses=127.0.0.1", "-k", str(folder)]
+    return Server(f"postgresql://ragstone@127.0.0.1:{port}/postgres", command)
+
+
+KINDS: dict[str, tuple[Callable[[Path], Server], Callable[[], bool]]] = {
+    "redis": (redis_server, lambda: shutil.which("redis-server") is not None),
+    "postgres": (postgres_server, lambda: any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))),
+}
+
+
+@pytest.fixture(params=list(KINDS), scope="module")
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    make, is_installed = KINDS[request.param]
+    if not is_installed():
+        pytest.skip(f"{request.param} is not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+    for parent in list(folder.parents)[:2] if os.getuid() == 0 else ():
+        parent.chmod(0o755)
+    server = make(folder)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[ConversationStore]:
+    store = open_history(Settings(history_url=server.url))
+    if server.url.startswith("redis"):
+        store._redis.flushdb()  # type: ignore[attr-defined]
+    else:
+        store._ask(lambda connection: connection.execute("TRUNCATE ragstone_conversations CASCADE"))  # type: ignore[attr-defined]
+    yield store
+    store.close()
+
+
+def test_what_was_stored_is_there_after_a_restart_of_the_server(server: Server, store: ConversationStore) -> None:
+    store.finish_turn("ada", "s/\u00e4 1", store.begin_turn("ada", "s/\u00e4 1", "q\x00\u00e9"), TurnResult(answer="a"))
+    store.begin_turn("ada", "s/\u00e4 1", "and then?")
+    server.stop()
+    server.start()
+    assert [(turn.question, turn.answer, turn.interrupted) for turn in store.turns("ada", "s/\u00e4 1")] == [
+        ("q\x00\u00e9", "a", False),
+        ("and then?", "", True),
+    ]
+    assert store.begin_turn("ada", "s/\u00e4 1", "more") == 2
+
+
+def test_server_that_is_away_is_told_of_by_a_typed_error(server: Server, store: ConversationStore) -> None:
+    server.stop()
+    try:
+        with pytest.raises(StoreUnavailableError) as raised:
+            store.turns("ada", "s")
+        assert raised.value.status_code == 503
+    finally:
+        server.start()
+    assert store.turns("ada", "s") == []
+
+
+def test_url_of_another_kind_is_refused_by_name() -> None:
+    with pytest.raises(SettingsError, match="redis://, rediss://, unix:// or postgresql://"):
+        Settings(history_url="mysql://host/db")
