@@ -15,6 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from opentelemetry import trace
+from opentelemetry.trace import Span
+
 from app.degradation import current_degradation
 from app.messages import Message
 from app.principal import current_principal
@@ -140,8 +143,13 @@ class RequestTimes:
     max_tokens: int | None = None
     n: int = 1
     tenant: str = ""
+    parent_span: Span | None = field(default_factory=trace.get_current_span, repr=False)
     _outputs: dict[int, int] = field(default_factory=dict)
     _num_finished: int = 0
+
+    def wall_clock_ns(self, moment: float) -> int:
+        """A monotonic time of this record as nanoseconds since 1970."""
+        return time.time_ns() - int((time.monotonic() - moment) * 1e9)
 
     def note(self, delta: "OutputDelta") -> None:
         """Takes one delta into account."""

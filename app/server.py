@@ -41,6 +41,7 @@ from app.routes.access import AccessGuard
 from app.routes.admission import Admission
 from app.services import Services
 from app.settings import Settings
+from app.tracing import RequestSpans, configure
 from app.usage import UsageStore
 
 # JSON bodies are small; uploads have a limit of their own.
@@ -59,6 +60,7 @@ the model `ragstone-rag` on `/v1/chat/completions` (OpenAI's protocol); by its o
 
 def create_app(settings: Settings) -> FastAPI:
     """The application. Its lifespan loads models and documents; `app.state.services` tells how far it is."""
+    configure(settings)
     services = Services(settings)
     keys = KeyStore(settings.keys_path) if keys_required(settings) else None
 
@@ -101,6 +103,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         Admission, limits=limits, metrics=services.metrics, degradation=lambda: _degradation(settings, services)
     )
+    app.add_middleware(RequestSpans)
     app.add_middleware(AccessGuard, keys=keys)
     origins = settings.allowed_origins
     if origins:

@@ -34,6 +34,7 @@ from app.principal import DEFAULT_USER
 from app.remote_engine import RemoteEngineClient
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
+from app.tracing import note_generation, stage
 from app.turn_lock import TurnLocks
 from app.turn_prompt import PassageRule
 from retrieval.records import IngestResult, Passage
@@ -322,12 +323,13 @@ class Services:
         return self.knowledge_base.embedder.embed_passages(texts)
 
     def _search(self, queries: Sequence[str], k: int, **narrowed: Any) -> list[Passage]:
-        with self.metrics.retrieval_seconds.time():
+        with self.metrics.retrieval_seconds.time(), stage("retrieve", k=k, queries=len(queries)):
             return self.knowledge_base.search(queries, current_degradation().passages(k), **narrowed)
 
     def observe(self, times: RequestTimes) -> None:
         """Takes a request to the chat model that has ended into account."""
         self.metrics.observe(times)
+        note_generation(self.model_name, times)
         for observer in self.observers:
             observer(self.model_name, times)
 

@@ -176,6 +176,12 @@ class Settings(BaseSettings):
     memory_turns: int = Field(6, ge=0, description="Turns shown with memory_kind = window.")
     memory_tokens: int = Field(2048, ge=0, description="Tokens of earlier turns shown with memory_kind = token_budget.")
 
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://",
+        description="Collector that traces go to, e.g. http://host:4318 (OTLP over HTTP).",
+    )
+
     # ── access ───────────────────────────────────────────────────────────────────────────────────────────────────────
     api_keys: Literal["auto", "on", "off"] = Field(
         "auto", description="Whether requests need a key: auto asks for one unless only this machine can reach us."
@@ -411,7 +417,7 @@ def allowed_values(name: str) -> str:
         return "a path"
     if name == "history_url":
         return "a URL that begins with redis://, rediss://, unix:// or postgresql://"
-    if name.endswith("_url"):
+    if name.endswith(("_url", "_endpoint")):
         return "a URL that begins with http:// or https://"
     if name == "device":
         return "one of: auto, cpu, cuda, cuda:N"

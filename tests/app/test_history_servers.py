@@ -3,6 +3,7 @@
 import inspect
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class Server:
 
     def stop(self) -> None:
         assert self.process is not None
-        self.process.terminate()
+        self.process.send_signal(signal.SIGINT)  # SIGTERM makes Postgres wait until its clients have gone
         self.process.wait()
 
     def _answers(self) -> bool:
