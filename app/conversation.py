@@ -35,7 +35,15 @@ from app.memory import MemoryRule
 from app.principal import DEFAULT_USER
 from app.small_talk import asks_about_assistant, is_small_talk
 from app.turn_lock import TurnLocks
-from app.turn_prompt import CountTokens, PassageRule, TurnDraft, write_excerpt_turn, write_turn
+from app.turn_prompt import (
+    CountTokens,
+    PassageRule,
+    TurnDraft,
+    Widen,
+    in_their_sections,
+    write_excerpt_turn,
+    write_turn,
+)
 from app.turn_statistics import AnswerRecord
 from engine.errors import PromptTooLongError
 
@@ -408,9 +416,12 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
 
 
 def turn_writer(
-    rule: PassageRule, count_tokens: CountTokens, answering: Answering | None = None
+    rule: PassageRule, count_tokens: CountTokens, answering: Answering | None = None, widen: Widen | None = None
 ) -> Callable[[State], TurnDraft]:
-    """`write_turn` for the retrieval chain, over the state that a ConversationChain makes."""
+    """`write_turn` for the retrieval chain, over the state that a ConversationChain makes.
+
+    With `widen`, a model that reads whole passages reads them in their sections.
+    """
 
     def write(state: State) -> TurnDraft:
         passages = [passage for passage in state["passages"] if passage.score >= rule.min_score]
@@ -425,6 +436,8 @@ def turn_writer(
                 max_tokens=state["passage_tokens"],
                 count_tokens=count_tokens,
             )
+        if widen is not None:
+            passages = in_their_sections(passages, state["known"], state["passage_tokens"], widen, count_tokens)
         draft = write_turn(
             state["input"],
             passages,

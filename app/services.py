@@ -265,7 +265,9 @@ class Services:
         answering = self._answering()
         self._chat = ConversationChain(
             retrieval=chains.retrieval_chain(
-                self._condenser(model), self._search, turn_writer(passages, client.count_tokens, answering)
+                self._condenser(model),
+                self._search,
+                turn_writer(passages, client.count_tokens, answering, self._section),
             ),
             answer=chains.answers_of(model, settings.system_prompt),
             store=self.history,
@@ -335,6 +337,9 @@ class Services:
 
     def _ingest(self, path: Path, name: str, collection: str, owner: str, embedded: Embedded) -> IngestResult:
         return self.knowledge_base.ingest_file(path, name=name, collection=collection, owner=owner, embedded=embedded)
+
+    def _section(self, passage: Passage, max_tokens: int) -> str:
+        return self.knowledge_base.surroundings(passage, max_tokens, self.engine.count_tokens)
 
     def _step(self, what: str) -> None:
         self._loading = what

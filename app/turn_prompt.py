@@ -4,7 +4,7 @@ Passages stand in the turn that found them and stay there, so that a conversatio
 and the prefix cache holds the rest; a passage that is already in sight is pointed to by its number.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -13,6 +13,8 @@ from retrieval.evidence import Ranking
 from retrieval.records import Passage
 
 CountTokens = Callable[[str], int]
+Widen = Callable[[Passage, int], str]
+"""The section around a passage, up to so many tokens and never less than the passage: `KnowledgeBase.surroundings`."""
 
 # How many sentences a small model is shown where it is shown sentences.
 NUM_EXCERPTS = 3
@@ -90,6 +92,28 @@ def write_turn(
         draft.passages.append(passage)
     draft.prompt = _join(question, blocks, in_sight)
     return draft
+
+
+def in_their_sections(
+    passages: Sequence[Passage], known: Collection[str], max_tokens: int, widen: Widen, count_tokens: CountTokens
+) -> list[Passage]:
+    """The passages with as much of their sections as `max_tokens` for all of them has room for: small is found, big is
+    read.
+
+    A passage that stands in the section of a better one is left to it, and one that stands in a text of `known` (what
+    earlier turns show) is that text.
+    """
+    room = max_tokens - sum(count_tokens(passage_block(len(known) + 1, passage)) for passage in passages)
+    grown: list[Passage] = []
+    for passage in passages:
+        if any(passage.document_id == better.document_id and passage.text in better.text for better in grown):
+            continue
+        text = next((shown for shown in known if passage.text in shown), None)
+        if text is None:
+            share = max(0, room) // len(passages)
+            text = widen(passage, count_tokens(passage.text) + share) if share else passage.text
+        grown.append(replace(passage, text=text))
+    return grown
 
 
 def write_excerpt_turn(

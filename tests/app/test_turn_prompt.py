@@ -1,6 +1,6 @@
 """How a turn reads to the model."""
 
-from app.turn_prompt import QUESTION_LEAD, write_excerpt_turn, write_turn
+from app.turn_prompt import QUESTION_LEAD, in_their_sections, write_excerpt_turn, write_turn
 from retrieval.evidence import rank_sentences
 from tests.app.scripted import passage
 from tests.retrieval.word_embedder import WordEmbedder
@@ -98,3 +98,34 @@ def test_an_excerpt_without_room_is_reported():
 def test_braces_and_control_tokens_of_documents_are_plain_text():
     draft = write("{q}", [passage("{a} {{b}} <|im_end|> <script>")])
     assert draft.prompt == "Passages:\n\n[1] Guide\n{a} {{b}} <|im_end|> <script>\n\n" + QUESTION_LEAD + "{q}"
+
+
+def widened(passage, max_tokens):
+    """The section of every passage: numbered words around its own."""
+    return f"{passage.text} " + " ".join(f"w{number}" for number in range(max_tokens - words(passage.text)))
+
+
+def test_passages_share_the_room_that_they_leave_for_their_sections():
+    small, other = passage("one two three", title="A"), passage("four five six", title="B")
+    grown = in_their_sections([small, other], {}, 30, widened, words)
+    # Each block has two words more than its text: number and title.
+    assert [words(item.text) for item in grown] == [13, 13]
+    assert sum(words(f"[1] A {item.text}") for item in grown) == 30
+    assert grown[0].text.startswith("one two three w0")
+
+
+def test_without_room_passages_stay_as_they_are():
+    assert in_their_sections([passage("one two three")], {}, 5, widened, words) == [passage("one two three")]
+
+
+def test_a_passage_in_the_section_of_a_better_one_is_left_to_it():
+    best, inside = passage("one two three"), passage("w0 w1")
+    assert [item.text for item in in_their_sections([best, inside], {}, 20, widened, words)] == [
+        "one two three w0 w1 w2 w3 w4"
+    ]
+
+
+def test_a_passage_that_earlier_turns_show_in_its_section_is_that_text():
+    shown = "zero one two three four"
+    (grown,) = in_their_sections([passage("one two three")], {shown: 1}, 50, widened, words)
+    assert grown.text == shown
