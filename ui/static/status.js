@@ -95,8 +95,9 @@
       byId('status-model').textContent = `${now.model ? `${now.model}: what` : 'What'} the engine is doing, every two seconds while this page is open.`;
       PLOTS.forEach(drawLine);
       HISTOGRAMS.forEach(drawBars);
-    } catch {
-      // The notice says what is wrong with the server.
+    } catch (error) {
+      // Of a server that is gone, the notice tells.
+      if (error.status === 403) byId('status-model').textContent = error.message;
     }
   };
   ready(() => {
