@@ -7,16 +7,20 @@ Texts of users and documents are only ever values of a template, so braces in th
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough
 
 from app.chat_model import ChatRagstone
+from app.chat_schema import ChatOptions, question_of
+from app.principal import DEFAULT_USER
 from app.turn_prompt import TurnDraft
 from app.turn_statistics import AnswerRecord
 from retrieval.records import Passage
+from retrieval.retriever import passage_document
 
 State = dict[str, Any]
 Search = Callable[..., list[Passage]]
@@ -48,6 +52,23 @@ def answers_of(model: ChatRagstone, system_prompt: str = "", defaults: Mapping[s
 def llm_chain(model: BaseChatModel) -> Runnable[State, str]:
     """`{"input": str}` -> text: the model alone, without documents or memory."""
     return ChatPromptTemplate.from_messages([("human", "{input}")]) | model | StrOutputParser()
+
+
+def retrieve_chain(search: Search, num_passages: int) -> Runnable[State, list[Document]]:
+    """`{"input": str}` -> the passages found, best first; of `configurable`, /retrieve's options and `user` count."""
+
+    def retrieve(state: State, config: RunnableConfig) -> list[Document]:
+        configurable = config.get("configurable", {})
+        options = ChatOptions.of(configurable)
+        k = num_passages if options.num_passages is None else options.num_passages
+        if k < 1:
+            return []
+        where = options.where.filter() if options.where else None
+        user = configurable.get("user") or DEFAULT_USER
+        found = search([question_of(state)], k=k, collections=options.collections, user=user, where=where)
+        return [passage_document(passage) for passage in found]
+
+    return RunnableLambda(retrieve, name="retrieve")
 
 
 def retrieval_chain(

@@ -135,21 +135,24 @@ class ChatOptions(BaseModel):
 # Pydantic names these in the place of an error; they are no part of what was sent.
 _UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "none", "list[union[str,int,float,bool,none]]"})
 
+_OPTION_SPECS = {
+    name: ConfigurableFieldSpec(
+        id=name,
+        annotation=field.annotation,
+        name=name.replace("_", " ").capitalize(),
+        description=field.description,
+        default=field.default,
+    )
+    for name, field in ChatOptions.model_fields.items()
+}
 CONFIG_SPECS = [
     ConfigurableFieldSpec(
         id="session_id", annotation=str, name="Session", description="Names the conversation; required.", default=""
     ),
-    *(
-        ConfigurableFieldSpec(
-            id=name,
-            annotation=field.annotation,
-            name=name.replace("_", " ").capitalize(),
-            description=field.description,
-            default=field.default,
-        )
-        for name, field in ChatOptions.model_fields.items()
-    ),
+    *_OPTION_SPECS.values(),
 ]
+SEARCH_SPECS = [_OPTION_SPECS[name] for name in ("num_passages", "collections", "where")]
+"""Of those, what /retrieve takes."""
 
 
 def session_of(configurable: dict[str, Any]) -> str:

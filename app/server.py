@@ -34,7 +34,9 @@ from app.routes import (
     jobs,
     langserve,
     openai,
+    ranking,
     tokens,
+    turns,
     usage,
 )
 from app.routes.access import AccessGuard
@@ -49,7 +51,7 @@ MAX_BODY_BYTES = 8 << 20
 UPLOAD_PATH = "/api/v1/documents"
 
 # All under /api/v1.
-API_FAMILIES = (documents, document_content, collections, jobs, conversations, feedback)
+API_FAMILIES = (documents, document_content, collections, jobs, conversations, turns, feedback)
 
 DESCRIPTION = """\
 Chat with your documents. `/chat` answers from them (LangServe's protocol: `RemoteRunnable`, or plain POST), and so does
@@ -91,7 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
     services.observers += [usage_store.observe, lambda model, times: limits.spend(times.tenant, times.num_tokens)]
     faults.install(app)
     app.include_router(usage.create_router(settings, usage_store))
-    for family in (langserve, openai, completions, embeddings, tokens, health, *API_FAMILIES):
+    for family in (langserve, openai, completions, embeddings, ranking, tokens, health, *API_FAMILIES):
         app.include_router(family.create_router(services))
 
     @app.get("/", include_in_schema=False)

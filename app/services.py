@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
 
 from app import chains
@@ -92,6 +93,7 @@ class Services:
         self._knowledge_base: KnowledgeBase | None = None
         self._chat: ConversationChain | None = None
         self._llm: Runnable[dict[str, Any], str] | None = None
+        self._retrieve: Runnable[dict[str, Any], list[Document]] | None = None
         self._model: ChatRagstone | None = None
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -120,9 +122,15 @@ class Services:
         return self.settings.embedding_model
 
     @property
+    def reranker_model_name(self) -> str | None:
+        """The reranker's name on /v1; None where there is none."""
+        return self.settings.reranker
+
+    @property
     def served_models(self) -> tuple[str, ...]:
         """Every name that /v1 knows."""
-        return self.model_name, RAG_MODEL, self.embedding_model_name
+        ranking = () if self.reranker_model_name is None else (self.reranker_model_name,)
+        return self.model_name, RAG_MODEL, self.embedding_model_name, *ranking
 
     @property
     def engine(self) -> EngineHandle:
@@ -141,6 +149,10 @@ class Services:
     @property
     def llm(self) -> Runnable[dict[str, Any], str]:
         return self._present(self._llm)
+
+    @property
+    def retrieve(self) -> Runnable[dict[str, Any], list[Document]]:
+        return self._present(self._retrieve)
 
     def chat_over(
         self, turns: Sequence[Turn], instructions: str, options: Mapping[str, Any], client: Any
@@ -288,6 +300,7 @@ class Services:
             },
         )
         self._llm = chains.llm_chain(model)
+        self._retrieve = chains.retrieve_chain(self._search, settings.num_passages)
         self._model = model
 
     def _room(self, client: EngineHandle, system_prompt: str, max_tokens: int | None = None) -> ModelRoom:

@@ -1,4 +1,4 @@
-"""LangServe's routes for /chat and /llm: the only module that knows LangServe, which is no longer developed.
+"""LangServe's routes for /chat, /llm and /retrieve: the only module that knows LangServe, which is no longer developed.
 
 `add_routes` brings the schemas, the playground, `/invoke`, `/batch` and the documentation. In front of them stand: a
 check of every request before anything runs, because LangServe answers 500 to most bad ones; our own `/stream`,
@@ -16,15 +16,16 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
+from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 from langserve import add_routes
 from langserve.api_handler import APIHandler, _config_from_hash
 from langserve.serialization import WellKnownLCSerializer
 from langserve.validation import StreamEventsParameters, StreamLogParameters
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, RootModel, ValidationError
 
-from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
+from app.chat_schema import CONFIG_SPECS, SEARCH_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
 from app.errors import InputTooLongError, RequestError
 from app.messages import check_text
 from app.routes import sse
@@ -35,17 +36,25 @@ from app.services import Services
 MAX_SESSION_ID_CHARS = 256
 # What a client may say about its run, for traces and events; of the config, these and `configurable` are honoured.
 LABELS = ("tags", "metadata")
+# LangServe itself names every run after its path; a name of the client's travels past it under this key.
+RUN_NAME = "__run_name"
 END = "event: end\r\n\r\n"
 Endpoint = Callable[[Request, str], Coroutine[Any, Any, Response]]
 
 
+class Passages(RootModel[list[Document]]):
+    """What /retrieve answers, best first. A model of its own, as LangServe tells bare types apart badly."""
+
+
 def create_router(services: Services) -> APIRouter:
-    """All routes under /chat and /llm."""
+    """All routes under /chat, /llm and /retrieve."""
     router = APIRouter(route_class=sse.AbandonableRoute)
     chat = Served(lambda: services.chat, ChatInput, ChatOutput, CONFIG_SPECS)
     llm = Served(lambda: services.llm, ChatInput, str, [])
+    retrieve = Served(lambda: services.retrieve, ChatInput, Passages, SEARCH_SPECS)
     _mount(router, chat, "/chat", RequestCheck(services, needs_session=True))
     _mount(router, llm, "/llm", RequestCheck(services, needs_session=False))
+    _mount(router, retrieve, "/retrieve", RequestCheck(services, needs_session=False))
     return router
 
 
@@ -79,7 +88,14 @@ def _without_hash(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any,
 
 def _fix_user(config: dict[str, Any], request: Request) -> dict[str, Any]:
     """Whose conversation it is comes from the server, never from the body."""
-    return {**config, "configurable": {**config.get("configurable", {}), "user": current_user(request)}}
+    fixed = {"user": current_user(request), RUN_NAME: getattr(request.state, "run_name", None)}
+    return {**config, "configurable": {**config.get("configurable", {}), **fixed}}
+
+
+def _named(config: RunnableConfig | None) -> RunnableConfig | None:
+    """The config with the run's name that the client has chosen."""
+    name = (config or {}).get("configurable", {}).get(RUN_NAME)
+    return {**config, "run_name": name} if config and name else config
 
 
 # ── what is served ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -113,15 +129,15 @@ class Served(Runnable[dict[str, Any], Any]):
         return self._specs
 
     def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return self._chain().invoke(input, config, **kwargs)
+        return self._chain().invoke(input, _named(config), **kwargs)
 
     async def ainvoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return await self._chain().ainvoke(input, config, **kwargs)
+        return await self._chain().ainvoke(input, _named(config), **kwargs)
 
     async def astream(
         self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._chain().astream(input, config, **kwargs)) as stream:  # type: ignore[type-var]
+        async with aclosing(self._chain().astream(input, _named(config), **kwargs)) as stream:  # type: ignore[type-var]
             async for chunk in stream:
                 yield chunk
 
@@ -171,6 +187,7 @@ class RequestCheck:
             self._check_batch(body, fixed)
             return
         options = self._check_config(body.get("config", {}), fixed, "config")
+        request.state.run_name = body.get("config", {}).get("run_name")
         self._check_input(body.get("input"), "input", options)
 
     def _check_batch(self, body: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
@@ -201,6 +218,7 @@ class RequestCheck:
         configurable = {**fixed, **_configurable(config, place)}
         _check_labels(config, place)
         if not self._needs_session:
+            ChatOptions.of(configurable, f"{place}.configurable")
             return ChatOptions()
         if len(session_of(configurable)) > MAX_SESSION_ID_CHARS:
             raise RequestError(
@@ -225,7 +243,9 @@ def _configurable(config: Any, place: str) -> dict[str, Any]:
 
 
 def _check_labels(config: Mapping[str, Any], place: str) -> None:
-    tags, metadata = (config.get(name) for name in LABELS)
+    tags, metadata, run_name = (config.get(name) for name in (*LABELS, "run_name"))
+    if run_name is not None and not isinstance(run_name, str):
+        raise RequestError(f"{place}.run_name must be a text", field=f"{place}.run_name")
     if tags is not None and not (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags)):
         raise RequestError(f"{place}.tags must be a list of texts", field=f"{place}.tags")
     if metadata is not None and not isinstance(metadata, dict):

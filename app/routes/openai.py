@@ -39,6 +39,8 @@ def create_router(services: Services) -> APIRouter:
         if body.model not in names:
             raise UnknownModelError(body.model, *names)
         body.check_fields()
+        if body.model != RAG_MODEL:
+            body.refuse_search_fields(RAG_MODEL)
         messages = body.engine_messages()
         check_length("messages", sum(len(message["content"]) for message in messages), services)
         priority = body.priority or x_priority or "normal"
@@ -68,7 +70,7 @@ def create_router(services: Services) -> APIRouter:
 
 def _model_entry(name: str, services: Services) -> dict[str, Any]:
     entry = {"id": name, "object": "model", "created": services.started_at, "owned_by": "ragstone"}
-    if services.status()[0] == "ready":
+    if services.status()[0] == "ready" and name != services.reranker_model_name:
         embeds = name == services.embedding_model_name
         entry["max_model_len"] = (
             services.knowledge_base.embedder.max_tokens if embeds else services.engine.max_model_len

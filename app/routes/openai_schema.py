@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import Header
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from app.chat_schema import Where
 from app.errors import RequestError
 from app.messages import Message, check_text, content_text, merge_neighbours
 from app.response_format import constraint_of
@@ -178,6 +179,8 @@ class ChatCompletionRequest(GenerationRequest):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    collections: list[str] | None = Field(default=None, max_length=100, description="For ragstone-rag: search these.")
+    where: Where | None = Field(default=None, description="For ragstone-rag: search only documents that pass.")
 
     def check_fields(self) -> None:
         super().check_fields()
@@ -185,6 +188,12 @@ class ChatCompletionRequest(GenerationRequest):
             raise InvalidParameterError("top_logprobs", "needs logprobs=true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise InvalidParameterError("max_completion_tokens", "is the new name of max_tokens: give one of them")
+
+    def refuse_search_fields(self, rag_model: str) -> None:
+        """Raises UnsupportedParameterError for what says where to search, which a model alone does not."""
+        for name in ("collections", "where"):
+            if getattr(self, name) is not None:
+                raise UnsupportedParameterError(name, f"{name} is for the model {rag_model}: ask that, or leave it out")
 
     def engine_messages(self) -> list[Message]:
         """The messages as the engine takes them. Raises RequestError for parts that are not text."""

@@ -97,7 +97,8 @@ class RagCompletion:
 
     async def _pieces(self) -> AsyncGenerator[dict[str, Any], None]:
         """What the chain yields: `sources`, `answer` in pieces, perhaps `grounding`."""
-        config = RunnableConfig(configurable={"session_id": self._id, "user": current_principal().user})
+        narrowed = {"collections": self._body.collections, "where": self._body.where}
+        config = RunnableConfig(configurable={**narrowed, "session_id": self._id, "user": current_principal().user})
         try:
             async with aclosing(self._chain.astream({"input": self._question}, config)) as pieces:
                 async for piece in pieces:
