@@ -78,6 +78,9 @@ class ScriptedKnowledgeBase:
     def search(self, queries: Sequence[str], k: int, **options: Any) -> list[Passage]:
         return self.found[:k]
 
+    def surroundings(self, passage: Passage, max_tokens: int, count_tokens: Any) -> str:
+        return passage.text
+
     def close(self) -> None:
         pass
 
