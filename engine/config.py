@@ -11,7 +11,7 @@ from engine.parameter_check import check_bool, check_integer, check_number, show
 
 # Of anything that is counted; more can not be meant, and memory and time are computed from it.
 MOST = 2**60
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "int4")
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class EngineConfig:
 
     Attributes:
         model: a `.gguf` file, or a folder with Hugging Face safetensors, `config.json` and `tokenizer.json`.
-        dtype: "float32", "bfloat16", "float16", "int8" (CPU only: weights packed in 4 to 8 bits, activations in 8), or
+        dtype: "float32", "bfloat16", "float16", "int8" (CPU only: weights packed in 4 to 8 bits, activations in 8),
+            "fp8" and "int4" (GPU only: weights rounded when they are loaded, which needs room for them in bfloat16), or
             "auto": a quantised model on a CPU stays packed; otherwise bfloat16 where the device computes in it, else
             float32, with bfloat16 weights for steps of few rows.
         device: "cpu", "cuda", "cuda:N", or "auto" (a GPU where there is one).

@@ -15,7 +15,9 @@ from torch.nn.functional import embedding
 from engine.errors import StepAbandonedError
 from engine.linear import Linear
 from engine.model_config import ModelConfig
+from engine.quantized_linear import FLOAT8, Float8Linear, Int4Linear
 from engine.step_batch import StepBatch
+from engine.step_graphs import PARTS_BYTES, CudaRecorder, GraphInputs, Record, StepGraphs
 from kernels import AttentionBatch, PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul
 
 
@@ -23,17 +25,26 @@ class DecoderLayer:
     """Attention and feed-forward of one layer, with q/k/v and gate/up fused into one product each."""
 
     def __init__(
-        self, config: ModelConfig, tensors: Mapping[str, Tensor], index: int, *, halved: bool, deterministic: bool
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, Tensor],
+        index: int,
+        *,
+        halved: bool,
+        deterministic: bool,
+        rounded_to: str | None,
     ) -> None:
         prefix = f"model.layers.{index}."
 
         def get(name: str) -> Tensor | None:
             return tensors.get(prefix + name)
 
-        def fused(*names: str) -> Linear:
+        def fused(*names: str) -> Linear | Float8Linear | Int4Linear:
             bias = get(names[0] + ".bias")
             biases = None if bias is None else torch.cat([tensors[prefix + name + ".bias"] for name in names])
             weight = torch.cat([tensors[prefix + name + ".weight"] for name in names])
+            if rounded_to is not None:
+                return (Float8Linear if rounded_to == FLOAT8 else Int4Linear)(weight, biases)
             return Linear(weight, biases, halved=halved, deterministic=deterministic)
 
         self.config = config
@@ -87,7 +98,7 @@ class StepTensors:
 class Decoder:
     """All layers with embeddings and head, in torch, and one pool of keys and values for each layer.
 
-    `halved` and `deterministic` are `Linear`'s.
+    `halved` and `deterministic` are `Linear`'s; `rounded_to` is one of `engine.quantized_linear.FORMATS`, for GPUs.
     """
 
     def __init__(
@@ -99,12 +110,13 @@ class Decoder:
         rope_divisors: Tensor | None = None,
         halved: bool = False,
         deterministic: bool = False,
+        rounded_to: str | None = None,
     ) -> None:
         self.config = config
         self.deterministic = deterministic
         self.embeddings = tensors["model.embed_tokens.weight"]
         self.layers = [
-            DecoderLayer(config, tensors, index, halved=halved, deterministic=deterministic)
+            DecoderLayer(config, tensors, index, halved=halved, deterministic=deterministic, rounded_to=rounded_to)
             for index in range(config.num_layers)
         ]
         self.norm = tensors["model.norm.weight"]
@@ -120,6 +132,7 @@ class Decoder:
         seen: dict[int, int] = {tensor.data_ptr(): tensor.numel() for tensor in tensors.values()}
         self.num_parameters = sum(seen.values())
         self.pools: list[tuple[Tensor, Tensor]] = []
+        self.graphs: StepGraphs | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -134,12 +147,84 @@ class Decoder:
             (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(self.config.num_layers)
         ]
 
+    def record_graphs(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_tokens: int,
+        max_query_len: int,
+        max_context_len: int,
+        record: Record | None = None,
+    ) -> None:
+        """Make the pools with one block more, which belongs to nobody, and graphs of steps up to `max_tokens` tokens.
+
+        For Triton kernels only. `record` is for tests: what records in place of `CudaRecorder`.
+        """
+        from kernels.gpu.attention_tiles import SPLIT
+        from kernels.gpu.paged_attention import block_m, make_parts
+
+        self.graphs = None
+        self.allocate(num_blocks + 1, block_size)
+        config, device = self.config, self.embeddings.device
+        groups = config.num_heads // config.num_kv_heads
+        item_bytes = 4 * config.num_kv_heads * block_m(max_query_len, groups, deterministic=False) * config.head_dim
+        max_items = max(max_tokens, min(max_tokens * -(-max_context_len // SPLIT), PARTS_BYTES // item_bytes))
+        parts = {
+            rows: make_parts(max_items, config.num_kv_heads, rows, config.head_dim, device)
+            for rows in {block_m(length, groups, deterministic=False) for length in (1, max_query_len)}
+        }
+        with torch.inference_mode():
+            self.graphs = StepGraphs(
+                lambda inputs, rows: self._run_inputs(inputs, rows, parts[rows]),
+                record or CudaRecorder(),
+                device,
+                max_tokens=max_tokens,
+                max_query_len=max_query_len,
+                max_context_len=max_context_len,
+                max_items=max_items,
+                block_size=block_size,
+                groups=groups,
+                dummy_block=num_blocks,
+            )
+
+    def _run_inputs(self, inputs: GraphInputs, block_m: int, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Final hidden states [tokens, hidden] of what lies in a graph's buffers."""
+        from kernels.gpu.paged_attention import AttentionPlan
+
+        config = self.config
+        plan = AttentionPlan(
+            inputs.starts,
+            inputs.context_lens,
+            inputs.block_tables,
+            inputs.tiles,
+            inputs.items,
+            inputs.num_items,
+            block_m,
+            True,
+            *parts,
+        )
+        attention = PagedAttention.of_plan(plan, config.num_heads, config.num_kv_heads, config.scale)
+        step = StepTensors(self.cos[inputs.positions], self.sin[inputs.positions], inputs.slots, attention)
+        hidden, residual = embedding(inputs.token_ids, self.embeddings), None
+        for layer, (k_pool, v_pool) in zip(self.layers, self.pools, strict=True):
+            hidden, residual = layer(hidden, residual, step, k_pool, v_pool)
+        assert residual is not None, "a decoder has at least one layer"
+        return add_rms_norm(hidden, residual, self.norm, config.rms_norm_eps)[0]
+
     @torch.inference_mode()
     def forward(self, batch: StepBatch, is_abandoned: Callable[[], bool] | None = None) -> Tensor:
         """Compute all tokens of the step, writing their keys and values; logits [rows, vocab] float32 of `batch.rows`.
 
         Raises StepAbandonedError as soon as `is_abandoned`, asked before each layer, says that nobody waits any more.
         """
+        if self.graphs is not None:
+            if is_abandoned is not None and is_abandoned():
+                raise StepAbandonedError("every request of this step has been aborted")
+            states = self.graphs.replay(batch)
+            if states is not None:
+                replayed: Tensor = self.head(states[self._ids(batch.rows)]).float()
+                return replayed
         config, device = self.config, self.embeddings.device
         attention = PagedAttention(
             AttentionBatch(batch.query_lens, batch.context_lens, batch.block_tables, batch.block_size, device),

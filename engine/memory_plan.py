@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, InvalidParameterError
 from engine.model_config import ModelConfig
 from engine.packed_weights import packed_shape
+from engine.quantized_linear import FORMATS
 from engine.step_decoder import PACKED
 from engine.weights import Checkpoint
 
@@ -58,7 +59,8 @@ def _packed_bytes(checkpoint: Checkpoint, name: str) -> int:
 
 
 def _itemsize(weight_format: str) -> int:
-    dtype: torch.dtype = getattr(torch, weight_format)
+    """Of the numbers that are computed with; weights that are rounded when they are loaded come as bfloat16."""
+    dtype: torch.dtype = torch.bfloat16 if weight_format in FORMATS else getattr(torch, weight_format)
     return dtype.itemsize
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,15 +11,19 @@ from torch import Tensor
 
 from engine.available_memory import available_bytes
 from engine.config import EngineConfig
+from engine.decoder import Decoder
 from engine.draft_model import open_draft
-from engine.errors import InvalidParameterError
+from engine.errors import InsufficientMemoryError, InvalidParameterError
+from engine.gpu_memory import MeasuredPool, measure
 from engine.memory_plan import MemoryPlan
 from engine.request import Request
 from engine.scheduler import StepPlan
 from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder, load_decoder, pick_format
 from engine.weights import Checkpoint, open_checkpoint
-from kernels import packed
+from kernels import packed, uses_triton
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -49,7 +54,23 @@ class ModelRunner:
         self.memory_plan = MemoryPlan.of(
             config, self.device, available_bytes(self.device), checkpoint, self.weight_format, draft
         )
-        self.memory_plan.check()
+        try:
+            self.memory_plan.check()
+        except InsufficientMemoryError as error:
+            if config.device != "auto" or self.device.type == "cpu":
+                raise
+            log.warning(
+                "the GPU has %s bytes free and the model needs %s: it is computed on the CPU",
+                f"{error.available_bytes:,}",
+                f"{error.needed_bytes:,}",
+            )
+            self.device = torch.device("cpu")
+            self.weight_format = pick_format(checkpoint, config.dtype, self.device, config.block_size)
+            draft = self._open_draft(config)
+            self.memory_plan = MemoryPlan.of(
+                config, self.device, available_bytes(self.device), checkpoint, self.weight_format, draft
+            )
+            self.memory_plan.check()
         self.max_model_len = self.memory_plan.max_model_len
         self.num_blocks = self.memory_plan.num_blocks
         self.block_size = config.block_size
@@ -67,9 +88,81 @@ class ModelRunner:
             self.draft_decoder = load_decoder(
                 *draft, self.device, max_position=self.max_model_len, halved=True, exact=False
             )
-        for decoder in (self.decoder, self.draft_decoder):
-            if decoder is not None:
-                decoder.allocate(self.num_blocks, self.block_size)
+        if self._records(self.decoder, config):
+            self._record(config)
+        else:
+            self.decoder.allocate(self.num_blocks, self.block_size)
+        if self.draft_decoder is not None:
+            self.draft_decoder.allocate(self.num_blocks, self.block_size)
+
+    def _records(self, decoder: StepDecoder, config: EngineConfig) -> bool:
+        """Whether steps are replayed as CUDA graphs: not in deterministic mode, since bits differ between buckets."""
+        return (
+            isinstance(decoder, Decoder)
+            and self.device.type == "cuda"
+            and not config.deterministic
+            and uses_triton(decoder.embeddings)
+        )
+
+    def _record(self, config: EngineConfig) -> None:
+        """Size the pool by what the largest step and the graphs leave free, unless told; then record over it."""
+        assert isinstance(self.decoder, Decoder), "only torch's decoder is recorded"
+        decoder, block_size = self.decoder, self.block_size
+
+        def record(num_blocks: int) -> None:
+            decoder.record_graphs(
+                num_blocks,
+                block_size,
+                max_tokens=max(config.max_num_seqs, config.max_speculative_rows),
+                max_query_len=1 if config.speculation == "off" else 1 + config.num_draft_tokens,
+                max_context_len=self.max_model_len,
+            )
+
+        # A draft model's pool grows with the target's: then the plan's count, made before loading, holds.
+        if config.num_kv_blocks is None and config.kv_memory_bytes is None and self.draft_decoder is None:
+            measured = self._measure(config, decoder, record)
+            useful = config.max_num_seqs * self.memory_plan.blocks_of_context
+            self.num_blocks = min(measured.num_blocks, max(2, useful))
+            if self.num_blocks < 2:
+                parts = [("the largest step", measured.step_bytes), ("graphs", measured.graph_bytes)]
+                needed = measured.step_bytes + measured.graph_bytes + 2 * measured.block_bytes
+                raise InsufficientMemoryError(self.model_name, parts, needed, measured.free_bytes)
+        record(self.num_blocks)
+
+    def _measure(self, config: EngineConfig, decoder: Decoder, record: Callable[[int], None]) -> MeasuredPool:
+        tokens, size = config.max_num_batched_tokens, self.block_size
+        num_blocks = -(-tokens // size)
+        batch, table = StepBatch(size), list(range(num_blocks))
+        for start in range(0, tokens, self.max_model_len):
+            batch.add([0] * min(self.max_model_len, tokens - start), 0, table)
+        batch.rows += range(max(0, tokens - max(config.max_num_seqs, config.max_speculative_rows)), tokens)
+
+        def free() -> int:
+            decoder.graphs = None
+            decoder.pools = []
+            torch.cuda.empty_cache()
+            return available_bytes(self.device)
+
+        def peak_of(call: Callable[[], object]) -> int:
+            decoder.allocate(num_blocks, size)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            start = torch.cuda.memory_allocated(self.device)
+            call()
+            return torch.cuda.max_memory_allocated(self.device) - start
+
+        def free_with_graphs() -> int:
+            torch.cuda.empty_cache()
+            return available_bytes(self.device) + decoder.kv_bytes_per_token * size * 3
+
+        def largest_step() -> Tensor:
+            logits = decoder.forward(batch)
+            return logits.softmax(-1)  # the sampler's copies
+
+        measured = measure(
+            decoder.kv_bytes_per_token * size, free, peak_of, largest_step, lambda: record(2), free_with_graphs
+        )
+        free()
+        return measured
 
     @property
     def kv_bytes_per_token(self) -> int:

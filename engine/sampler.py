@@ -11,7 +11,8 @@ from engine.errors import StepFailedError
 from engine.outputs import TokenLogprob
 from engine.request import Request
 from engine.tokenizer import Tokenizer
-from kernels.sampling import apply_penalties, best_tokens, sample_row
+from kernels import uses_triton
+from kernels.sampling import Draw, Penalty, apply_penalties, best_tokens, penalize_rows, sample_row, sample_rows
 
 # A token and, where asked for, its log-probability.
 Choice = tuple[int, TokenLogprob | None]
@@ -38,6 +39,8 @@ class Sampler:
         Order of operations: logit_bias and min_tokens, penalties, grammar, temperature, min_p, top_k, top_p, draw.
         Log-probabilities are taken from the untouched logits.
         """
+        if uses_triton(logits):
+            return self._sample_together(requests, logits)
         plain = [_takes_best(request) for request in requests]
         best = best_tokens(logits) if any(plain) else []
         # The largest of a row with a NaN in it is NaN.
@@ -52,6 +55,34 @@ class Sampler:
             else:
                 choices.append(self._choose(request, logits[start:end]))
             start = end
+        return choices
+
+    def _sample_together(self, requests: Sequence[Request], logits: Tensor) -> list[Iterator[Choice]]:
+        """`sample` on a GPU: rows are drawn in one launch, as if every draft before them were accepted.
+
+        Where one is not, the caller stops asking, so that what was drawn behind it is never seen. Requests with a
+        grammar, a bias, tokens to forbid or log-probabilities to tell are sampled one by one on the CPU.
+        """
+        largest, best = logits.max(-1)
+        finite, best_ids = torch.isfinite(largest).tolist(), best.tolist()
+        choices: list[Iterator[Choice]] = []
+        drawn: list[tuple[int, Request, int, int]] = []
+        start = 0
+        for index, request in enumerate(requests):
+            end = start + 1 + len(request.draft_token_ids)
+            if _takes_best(request) and all(finite[start:end]):
+                choices.append(iter([(token_id, None) for token_id in best_ids[start:end]]))
+            elif _is_drawn_together(request) and all(finite[start:end]):
+                choices.append(iter(()))
+                drawn.append((index, request, start, end))
+            else:
+                choices.append(self._choose(request, logits[start:end].cpu()))
+            start = end
+        if drawn:
+            rows = [row for _, _, first, end in drawn for row in range(first, end)]
+            tokens = iter(_draw(drawn, logits[torch.tensor(rows, device=logits.device)]))
+            for index, _, first, end in drawn:
+                choices[index] = iter([(next(tokens), None) for _ in range(first, end)])
         return choices
 
     @torch.inference_mode()
@@ -112,3 +143,47 @@ def _takes_best(request: Request) -> bool:
     """Whether the request takes the largest of the untouched logits and nothing else is asked about them."""
     params = request.params
     return params.is_greedy and not params.changes_logits and params.logprobs is None and request.grammar is None
+
+
+def _is_drawn_together(request: Request) -> bool:
+    params = request.params
+    return (
+        request.grammar is None
+        and params.logprobs is None
+        and not params.logit_bias
+        and request.num_output_tokens >= params.min_tokens
+    )
+
+
+def _draw(drawn: Sequence[tuple[int, Request, int, int]], logits: Tensor) -> list[int]:
+    """Tokens of the rows of requests (index, request, first row, end), whose logits are edited in place."""
+    places = [(request, offset) for _, request, first, end in drawn for offset in range(end - first)]
+    penalties = [
+        Penalty(
+            [*request.token_ids, *request.draft_token_ids[:offset]],
+            [*request.token_ids[request.num_prompt_tokens :], *request.draft_token_ids[:offset]],
+            request.params.repetition_penalty,
+            request.params.presence_penalty,
+            request.params.frequency_penalty,
+        )
+        if request.params.changes_logits
+        else Penalty((), (), 1.0, 0.0, 0.0)
+        for request, offset in places
+    ]
+    if any(request.params.changes_logits for request, _ in places):
+        penalize_rows(logits, penalties)
+    draws = [
+        # Of temperature 0 all but the best token is cut off.
+        Draw(1.0, 1, 1.0, 0.0, 0, 0)
+        if request.params.is_greedy
+        else Draw(
+            request.params.temperature,
+            request.params.top_k,
+            request.params.top_p,
+            request.params.min_p,
+            request.seed,
+            request.num_tokens + offset,
+        )
+        for request, offset in places
+    ]
+    return sample_rows(logits, draws)

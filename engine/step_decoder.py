@@ -13,9 +13,10 @@ from engine.decoder import Decoder
 from engine.errors import InvalidParameterError
 from engine.model_config import ModelConfig
 from engine.packed_weights import why_not_packed
+from engine.quantized_linear import FORMATS
 from engine.step_batch import StepBatch
 from engine.weights import Checkpoint
-from kernels import packed
+from kernels import packed, uses_triton
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +44,15 @@ class StepDecoder(Protocol):
 
 
 def pick_format(checkpoint: Checkpoint, dtype: str, device: torch.device, block_size: int) -> str:
-    """PACKED, or the name of a torch dtype, for `EngineConfig.dtype`.
+    """PACKED, "fp8", "int4", or the name of a torch dtype, for `EngineConfig.dtype`.
 
-    Raises InvalidParameterError if "int8" was asked for and this model, device or machine can not have it.
+    Raises InvalidParameterError if what was asked for is nothing that this model, device or machine can have.
     """
+    if dtype in FORMATS and not uses_triton(torch.empty(0, device=device)):
+        raise InvalidParameterError(
+            "dtype",
+            f'"{dtype}" needs an NVIDIA GPU with Triton kernels; this model is computed by torch on {device.type}',
+        )
     if dtype == "int8" or (dtype == "auto" and device.type == "cpu" and checkpoint.is_quantized):
         reason = why_not_packed(checkpoint.config, block_size, device) or packed.why_unavailable()
         if reason is None:
@@ -57,7 +63,8 @@ def pick_format(checkpoint: Checkpoint, dtype: str, device: torch.device, block_
     if dtype != "auto":
         return dtype
     if device.type == "cuda":
-        return "bfloat16"
+        # Older cards compute bfloat16 by detours.
+        return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
     # Without AVX-512 torch emulates bfloat16 products, several times slower than float32 at many rows.
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
 
@@ -79,7 +86,10 @@ def load_decoder(
             max_position=max_position,
             rope_divisors=checkpoint.rope_divisors,
         )
-    dtype: torch.dtype = getattr(torch, weight_format)
+    rounded_to = weight_format if weight_format in FORMATS else None
+    # Triton's interpreter on a CPU knows no bfloat16.
+    rounded_from = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = rounded_from if rounded_to else getattr(torch, weight_format)
     return Decoder(
         checkpoint.config,
         checkpoint.tensors(dtype, device),
@@ -87,4 +97,5 @@ def load_decoder(
         rope_divisors=checkpoint.rope_divisors,
         halved=halved and device.type == "cpu" and dtype == torch.float32,
         deterministic=exact,
+        rounded_to=rounded_to,
     )

@@ -15,10 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.dispatch import uses_triton
+
+if TYPE_CHECKING:
+    from kernels.gpu.paged_attention import AttentionPlan
 
 
 @dataclass(frozen=True)
@@ -112,9 +118,23 @@ def _visible(positions: Tensor, num_keys: int, window: int | None) -> Tensor:
 
 
 def reference(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, batch: AttentionBatch, scale: float, window: int | None = None
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    window: int | None = None,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
-    """The formula above, one sequence at a time in float32. Shapes as `PagedAttention.__call__`."""
+    """The formula above, one sequence at a time in float32. Shapes as `PagedAttention.__call__`.
+
+    k_scales, v_scales: [kv_heads] float32, what the numbers of a float8 pool are multiplied by.
+    """
+    if k_scales is not None and v_scales is not None:
+        k_pool, v_pool = (
+            pool.float() * scales[:, None, None] for pool, scales in ((k_pool, k_scales), (v_pool, v_scales))
+        )
     heads, kv_heads = q.shape[1], k_pool.shape[1]
     out, start = torch.empty_like(q), 0
     for query_len, context_len, table in zip(batch.query_lens, batch.context_lens, batch.block_tables, strict=True):
@@ -146,12 +166,36 @@ class PagedAttention:
         self.deterministic = deterministic
         self._chunk_masks: dict[tuple[int, int | None], Tensor] = {}
         self._decode_masks: dict[int | None, Tensor | None] = {}
+        self._plan: AttentionPlan | None = None
 
-    def __call__(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, window: int | None = None) -> Tensor:
+    @classmethod
+    def of_plan(cls, plan: AttentionPlan, num_heads: int, num_kv_heads: int, scale: float) -> PagedAttention:
+        """For Triton only: attention over tensors that are on the device already, and may be filled anew (graphs)."""
+        attention = cls(AttentionBatch((), (), (), 0, plan.starts.device), num_heads, num_kv_heads, scale)
+        attention._plan = plan
+        return attention
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_pool: Tensor,
+        v_pool: Tensor,
+        window: int | None = None,
+        k_scales: Tensor | None = None,
+        v_scales: Tensor | None = None,
+    ) -> Tensor:
         """q: [tokens, heads, head_dim]; k_pool, v_pool: [num_blocks, kv_heads, block_size, head_dim] of one layer.
 
-        `window` is the layer's sliding window in tokens, None for full attention. Returns [tokens, heads, head_dim].
+        `window` is the layer's sliding window in tokens, None for full attention; k_scales and v_scales are those of a
+        float8 pool, [kv_heads] float32. Returns [tokens, heads, head_dim].
         """
+        if uses_triton(q):
+            from kernels.gpu.paged_attention import paged_attention
+
+            plan = self._plan = self._plan or self._make_plan(q, k_pool.shape[1])
+            return paged_attention(q, k_pool, v_pool, plan, self.scale, window, k_scales, v_scales)
+        if k_scales is not None:
+            return reference(q, k_pool, v_pool, self.batch, self.scale, window, k_scales, v_scales)
         if self.deterministic:
             return self._attend_each_row(q, k_pool, v_pool, window)
         decode = self.batch.decode
@@ -167,6 +211,19 @@ class PagedAttention:
             rows = slice(chunk.start, chunk.start + chunk.query_len)
             out[rows] = self._attend_chunk(q[rows], k_pool, v_pool, chunk, mask)
         return out
+
+    def _make_plan(self, q: Tensor, kv_heads: int) -> AttentionPlan:
+        """The same for all layers, so it is made by the first."""
+        from kernels.gpu.attention_tiles import AttentionTiles
+        from kernels.gpu.paged_attention import block_m, make_plan
+
+        batch = self.batch
+        rows = block_m(max(batch.query_lens), self.groups, deterministic=self.deterministic)
+        width = max(len(table) for table in batch.block_tables)
+        padded = [[*table, *([0] * (width - len(table)))] for table in batch.block_tables]
+        tables = torch.tensor(padded, dtype=torch.int32).to(q.device, non_blocking=True)
+        tiles = AttentionTiles.of(batch.query_lens, batch.context_lens, rows // self.groups)
+        return make_plan(tiles, tables, rows, kv_heads, q.shape[2])
 
     def _attend_chunk(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, chunk: _Chunk, mask: Tensor) -> Tensor:
         k, v = _gather(k_pool, chunk.blocks, chunk.context_len), _gather(v_pool, chunk.blocks, chunk.context_len)

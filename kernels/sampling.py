@@ -8,13 +8,40 @@ exactly (Gumbel-max trick; Maddison et al., "A* Sampling", 2014).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.dispatch import uses_triton
+
 _MASK = 0xFFFFFFFF
 # Candidates looked at before a full sort is paid for; a chat model's top-p mass nearly always lies within them.
 FAST_CANDIDATES = 256
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How the token of one row is drawn: `sample_row`'s arguments; temperature above 0."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """How one row is penalised: `apply_penalties`' arguments; `output_ids` are among `seen_ids`."""
+
+    seen_ids: Sequence[int]
+    output_ids: Sequence[int]
+    repetition: float
+    presence: float
+    frequency: float
 
 
 def _mix_int(value: int) -> int:
@@ -30,16 +57,21 @@ def _mix(value: Tensor) -> Tensor:
     return value ^ (value >> 16)
 
 
+def noise_keys(seed: int, position: int) -> tuple[int, int]:
+    """What `gumbel_noise` mixes with a token: two numbers of 32 bits."""
+    key = _mix_int(seed ^ 0x9E3779B9)
+    key = _mix_int(key ^ _mix_int((seed >> 32) + 0x7F4A7C15))
+    key = _mix_int(key ^ _mix_int(position + 0x165667B1))
+    return key, _mix_int(key + 0x27D4EB2F)
+
+
 def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
     """Standard Gumbel noise, float64 in the shape of `token_ids` (int64).
 
     The generator is MurmurHash3's 32-bit finaliser, chained over seed, position and token; a uniform value is
     (hash + 0.5) / 2³², strictly inside (0, 1).
     """
-    key = _mix_int(seed ^ 0x9E3779B9)
-    key = _mix_int(key ^ _mix_int((seed >> 32) + 0x7F4A7C15))
-    key = _mix_int(key ^ _mix_int(position + 0x165667B1))
-    second = _mix_int(key + 0x27D4EB2F)
+    key, second = noise_keys(seed, position)
     hashed = _mix(_mix((token_ids + second) & _MASK) ^ key)
     uniform = (hashed.double() + 0.5) / 2.0**32
     return -torch.log(-torch.log(uniform))
@@ -113,3 +145,27 @@ def sample_row(
     if ids.shape[0] == 1:
         return int(ids[0])
     return int(ids[torch.argmax(values.double() + gumbel_noise(seed, position, ids))])
+
+
+def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Draw one token from each row of logits [rows, vocab] float32: `sample_row`, on a GPU in one launch."""
+    if uses_triton(logits):
+        from kernels.gpu import sampling as gpu
+
+        return gpu.sample_rows(logits, draws)
+    return [
+        sample_row(row, draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seed, draw.position)
+        for row, draw in zip(logits, draws, strict=True)
+    ]
+
+
+def penalize_rows(logits: Tensor, penalties: Sequence[Penalty]) -> None:
+    """Penalise rows of logits [rows, vocab] float32 in place: `apply_penalties`, on a GPU in one launch."""
+    if uses_triton(logits):
+        from kernels.gpu import sampling as gpu
+
+        return gpu.penalize_rows(logits, penalties)
+    for row, penalty in zip(logits, penalties, strict=True):
+        seen, output = (torch.tensor(list(ids), device=row.device) for ids in (penalty.seen_ids, penalty.output_ids))
+        apply_penalties(row, seen, output, penalty.repetition, penalty.presence, penalty.frequency)
+    return None

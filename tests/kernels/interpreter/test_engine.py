@@ -1,0 +1,88 @@
+"""The engine with Triton kernels, in the interpreter, gives the tokens that it gives with torch; with graphs too."""
+
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, SamplingParams
+from engine.decoder import Decoder
+from engine.step_batch import StepBatch
+from kernels import dispatch
+from tests.engine.conftest import make_tiny_engine
+from tests.engine.tiny_models import save_tiny_model
+
+# The second repeats itself, so that drafts are made.
+PROMPTS = [[5, 9, 200, 31, 7, 90], [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]]
+PARAMS = [
+    SamplingParams(max_tokens=5, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=5, temperature=0.9, top_p=0.8, top_k=40, repetition_penalty=1.2, seed=3, ignore_eos=True),
+]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "mistral-window"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    save_tiny_model(request.param, path)
+    return path
+
+
+def answers(engine: Engine) -> list[list[int]]:
+    """Of both prompts under both parameters, all running together."""
+    requests = [engine.make_requests(prompt, params) for prompt, params in zip(PROMPTS * 2, PARAMS * 2, strict=True)]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        for delta in engine.step():
+            assert delta.error is None, delta.error
+    return [request.token_ids[request.num_prompt_tokens :] for (request,) in requests]
+
+
+@pytest.fixture(scope="module")
+def by_torch(folder: Path) -> list[list[int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "forced", lambda: "torch")
+        return answers(make_tiny_engine(folder, max_num_batched_tokens=12))
+
+
+def test_triton_gives_the_tokens_of_torch(folder: Path, by_torch: list[list[int]]) -> None:
+    engine = make_tiny_engine(folder, max_num_batched_tokens=12)
+    assert answers(engine) == by_torch
+
+
+def test_recorded_steps_give_the_same_tokens_whatever_the_bucket(folder: Path, by_torch: list[list[int]]) -> None:
+    """Recording is replaced by calling anew; buffers, padding and the choice of graphs are the real ones."""
+    engine = make_tiny_engine(folder, max_num_batched_tokens=12)
+    decoder = engine.runner.decoder
+    assert isinstance(decoder, Decoder)
+    decoder.record_graphs(
+        engine.runner.num_blocks, 4, max_tokens=12, max_query_len=3, max_context_len=64, record=lambda run: run
+    )
+    for k_pool, v_pool in decoder.pools:  # whatever is read but belongs to nobody shows
+        k_pool[:-1].fill_(float("nan"))
+        v_pool[:-1].fill_(float("nan"))
+    assert answers(engine) == by_torch
+    graphs = decoder.graphs
+    assert graphs is not None
+    assert graphs.num_replays > 3
+    assert graphs.buckets == [1, 2, 4, 8, 12]
+    for k_pool, v_pool in decoder.pools:
+        assert k_pool[-1].abs().max() == 0
+        assert v_pool[-1].abs().max() == 0
+
+
+def test_steps_that_no_graph_serves_are_computed_without(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    decoder = make_tiny_engine(tmp_path).runner.decoder
+    assert isinstance(decoder, Decoder)
+    decoder.record_graphs(16, 4, max_tokens=4, max_query_len=2, max_context_len=64, record=lambda run: run)
+    graphs = decoder.graphs
+    assert graphs is not None
+    long, many = StepBatch(4), StepBatch(4)
+    long.add([1, 2, 3], 0, [0])
+    many.add([1, 2, 3, 4, 5], 0, [0, 1])
+    assert graphs.replay(long) is None
+    assert graphs.replay(many) is None
+    graphs.max_items = 0
+    short = StepBatch(4)
+    short.add([1], 0, [0])
+    assert graphs.replay(short) is None
