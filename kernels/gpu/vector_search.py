@@ -2,8 +2,9 @@
 
 Formula and shapes as `kernels.vector_search`. A program takes a tile of queries over one part of the vectors. A score
 and its vector's number make one 64-bit key (the score's bits in order above, the number's complement below), so that
-one sort orders both and, of equal scores, the lower number is first. A tile of vectors is merged only if one of its
-scores is above the least kept. The parts' lists are merged by a sort of their keys.
+the largest key is the best score and, of equal scores, the lowest number. A tile of vectors is merged, by taking the
+largest of both K times, only if one of its scores is above the least kept, which soon becomes rare. The parts' lists
+are merged by a sort of their keys.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
 
-BLOCK_Q, BLOCK_D = 16, 64
+BLOCK_Q, BLOCK_V, BLOCK_D = 16, 64, 64
 MAX_PARTS = 264
 
 
@@ -26,10 +27,11 @@ def _search(
     queries, vectors, scales, keys, num_queries, num_vectors, dim, part_size,
     BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """keys: [parts, num_queries, K] int64; K and BLOCK_V are the same power of two."""
+    """keys: [parts, num_queries, K] int64, best first."""
     q = tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     part = tl.program_id(1).to(tl.int64)
     q_inside = q < num_queries
+    places = tl.arange(0, K)
     least = tl.full([BLOCK_Q], -(2**63), tl.int64)
     best = tl.full([BLOCK_Q, K], -(2**63), tl.int64)
     end = tl.minimum((part + 1) * part_size, num_vectors)
@@ -58,10 +60,14 @@ def _search(
         key = (ordered << 32) | (0xFFFFFFFF - v.to(tl.int64))[None, :]
         key = tl.where(v_inside[None, :], key, -(2**63))
         if tl.max((tl.max(key, axis=1) > least).to(tl.int32), axis=0) > 0:
-            # Best first against best last: the larger of each pair are the K largest of both.
-            best = tl.sort(tl.maximum(best, tl.sort(key)), descending=True)
+            kept = best
+            for rank in range(K):
+                largest = tl.maximum(tl.max(kept, axis=1), tl.max(key, axis=1))
+                best = tl.where((places == rank)[None, :], largest[:, None], best)
+                kept = tl.where(kept == largest[:, None], -(2**63), kept)
+                key = tl.where(key == largest[:, None], -(2**63), key)
             least = tl.min(best, axis=1)
-    place = (part * num_queries + q)[:, None] * K + tl.arange(0, K)[None, :]
+    place = (part * num_queries + q)[:, None] * K + places[None, :]
     tl.store(keys + place, best, mask=q_inside[:, None])
 
 
@@ -70,13 +76,13 @@ def search(queries: Tensor, vectors: Tensor, k: int, scales: Tensor | None) -> t
     queries, vectors = queries.contiguous(), vectors.contiguous()
     num_queries, num_vectors = queries.shape[0], vectors.shape[0]
     width = max(16, triton.next_power_of_2(k))
-    num_parts = min(MAX_PARTS, triton.cdiv(num_vectors, 4 * width))
-    part_size = triton.cdiv(triton.cdiv(num_vectors, num_parts), width) * width
+    num_parts = min(MAX_PARTS, triton.cdiv(num_vectors, 4 * BLOCK_V))
+    part_size = triton.cdiv(triton.cdiv(num_vectors, num_parts), BLOCK_V) * BLOCK_V
     num_parts = triton.cdiv(num_vectors, part_size)
     keys = torch.empty((num_parts, num_queries, width), dtype=torch.int64, device=queries.device)
     _search[(triton.cdiv(num_queries, BLOCK_Q), num_parts)](
         queries, vectors, keys if scales is None else scales, keys, num_queries, num_vectors, queries.shape[1],
-        part_size, BLOCK_Q=BLOCK_Q, BLOCK_V=width, BLOCK_D=BLOCK_D, K=width, SCALED=scales is not None,
+        part_size, BLOCK_Q=BLOCK_Q, BLOCK_V=BLOCK_V, BLOCK_D=BLOCK_D, K=width, SCALED=scales is not None,
         num_warps=_num_warps(width), num_stages=2,
     )  # fmt: skip
     merged = keys.transpose(0, 1).reshape(num_queries, -1).sort(dim=1, descending=True).values[:, :k]
@@ -100,7 +106,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     **dict.fromkeys(("num_queries", "num_vectors", "dim", "part_size"), "i32"),
                 },
                 {
-                    "BLOCK_Q": BLOCK_Q, "BLOCK_V": width, "BLOCK_D": BLOCK_D, "K": width, "SCALED": kind == "int8",
+                    "BLOCK_Q": BLOCK_Q, "BLOCK_V": BLOCK_V, "BLOCK_D": BLOCK_D, "K": width, "SCALED": kind == "int8",
                 },
                 num_warps=_num_warps(width),
                 spill_bytes=64,
