@@ -190,11 +190,14 @@ def make_parts(
     return part_out, part_max, part_sum
 
 
-def _launch_options(head_dim: int, rows: int, is_float32: bool) -> tuple[int, int, int]:
-    """(keys of a tile, warps, stages) for a head size and number of rows."""
-    if is_float32 or head_dim > 128:
+def _launch_options(head_dim: int, rows: int, *, is_float32: bool, is_float8: bool) -> tuple[int, int, int]:
+    """(keys of a tile, warps, stages): more warps where four would not hold the tile in registers."""
+    if is_float32:
         return 32, 4, 1
-    return (32 if rows > FEW_ROWS else 64), 4, 2
+    if rows <= FEW_ROWS:
+        return (32, 4, 1) if head_dim > 128 else (64, 4, 2)
+    num_warps = 8 if head_dim > 128 or (is_float8 and head_dim > 64) else 4
+    return 32, num_warps, 1 if head_dim > 128 else 2
 
 
 def paged_attention(
@@ -212,7 +215,9 @@ def paged_attention(
     if is_float8:
         assert k_scales is not None and v_scales is not None, "a float8 pool has scales"
         k_pool, v_pool = k_pool.view(torch.uint8), v_pool.view(torch.uint8)
-    keys, num_warps, num_stages = _launch_options(head_dim, plan.block_m, q.dtype == torch.float32)
+    keys, num_warps, num_stages = _launch_options(
+        head_dim, plan.block_m, is_float32=q.dtype == torch.float32, is_float8=is_float8
+    )
     block_d = max(16, triton.next_power_of_2(head_dim))
     _attend[(min(plan.items.shape[0], max(1, MAX_PROGRAMS // kv_heads)), kv_heads)](
         q, k_pool, v_pool, out, plan.part_out, plan.part_max, plan.part_sum, plan.starts, plan.context_lens,
@@ -243,7 +248,7 @@ def compile_cases() -> Iterator[CompileCase]:
             for float8, window in ((False, 0), (True, 0), (False, 4096)):
                 if window and head_dim != 128:
                     continue
-                keys, num_warps, num_stages = _launch_options(head_dim, rows, False)
+                keys, num_warps, num_stages = _launch_options(head_dim, rows, is_float32=False, is_float8=float8)
                 pool = "*u8" if float8 else "*bf16"
                 yield CompileCase(
                     f"paged_attention bf16 head_dim={head_dim} {'decode' if rows == FEW_ROWS else 'prefill'}"

@@ -10,8 +10,8 @@ from hypothesis import Phase, settings
 
 collect_ignore_glob = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_*.py"]
 
-# The interpreter takes milliseconds for a tile: few shapes in every run, more with the slow tests; and what fails is not
-# made smaller, which takes minutes under hypothesis' tracing.
+# The interpreter takes milliseconds for a tile: few shapes in every run, more with the slow tests; and what fails is
+# not made smaller, which takes minutes under hypothesis' tracing.
 settings.register_profile(
     "few",
     max_examples=int(os.environ.get("RAGSTONE_EXAMPLES", "3")),
