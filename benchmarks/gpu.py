@@ -144,9 +144,9 @@ def equivalences(bench: Bench) -> dict[str, Any]:
     from engine import SamplingParams
 
     vocab = bench.size(QWEN3_600M["vocab_size"], 320)
-    length = bench.size(300, 20)
+    length = bench.size(300, 8)
     prompts = [prompt * 2 for prompt in _prompts(bench, bench.size(16, 2), length // 4, length // 2, vocab)]
-    params = SamplingParams(max_tokens=bench.size(64, 3), temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=bench.size(64, 2), temperature=0, ignore_eos=True)
     answers: dict[str, list[list[int]]] = {}
     settings: dict[str, Any] = {
         "dtype": "bfloat16", "max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 4096,
@@ -216,7 +216,7 @@ def decode(bench: Bench) -> list[dict[str, Any]]:
             if "ceilings" in bench.results:
                 row["share_of_copy"] = row["gb_s"] / bench.results["ceilings"]["copy_gb_s"]
             rows.append(row)
-        for length in (bench.size(1024, 20), bench.size(8192, 40)):
+        for length in (bench.size(1024, 5), bench.size(8192, 9)):
             rows.append({"dtype": dtype, "prompt": length, "ttft_s": _ttft_s(bench, engine, length, vocab)})
         del engine
         bench.free()
@@ -242,7 +242,7 @@ def _decode_step_s(bench: Bench, engine: Any, batch: int, vocab: int) -> tuple[f
 
     from engine import SamplingParams
 
-    steps = bench.size(48, 2)
+    steps = bench.size(48, 1)
     prompts = _prompts(bench, batch, bench.size(128, 4), bench.size(128, 4), vocab, seed=batch)
     params = SamplingParams(max_tokens=steps + 8, temperature=0, ignore_eos=True)
     for prompt in prompts:
@@ -301,7 +301,7 @@ def offline(bench: Bench) -> dict[str, float]:
     from engine import SamplingParams
 
     vocab = bench.size(QWEN3_600M["vocab_size"], 320)
-    count, least, most = bench.size(256, 3), bench.size(100, 3), bench.size(1024, 6)
+    count, least, most = bench.size(256, 3), bench.size(100, 2), bench.size(1024, 4)
     engine = bench.engine(
         QWEN3_600M, dtype="bfloat16", max_num_seqs=256, max_num_batched_tokens=16384, max_model_len=4096,
         speculation="off",
@@ -369,7 +369,7 @@ def prefix(bench: Bench) -> dict[str, float]:
     from benchmarks.random_model import QWEN3_600M
     from engine import SamplingParams
 
-    vocab, length = bench.size(QWEN3_600M["vocab_size"], 320), bench.size(8192, 40)
+    vocab, length = bench.size(QWEN3_600M["vocab_size"], 320), bench.size(8192, 20)
     engine = bench.engine(
         QWEN3_600M, dtype="bfloat16", max_num_seqs=8, max_num_batched_tokens=8192, max_model_len=16384,
         speculation="off",
