@@ -18,7 +18,7 @@ from engine.model_config import ModelConfig
 from engine.quantized_linear import FLOAT8, Float8Linear, Int4Linear
 from engine.step_batch import StepBatch
 from engine.step_graphs import PARTS_BYTES, CudaRecorder, GraphInputs, Record, StepGraphs
-from kernels import AttentionBatch, PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul
+from kernels import AttentionBatch, PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul, uses_triton
 
 
 class DecoderLayer:
@@ -78,7 +78,7 @@ class DecoderLayer:
         return self.down(self._activate(self.gate_up(normed))), residual
 
     def _activate(self, gate_up: Tensor) -> Tensor:
-        if not self.deterministic:
+        if not self.deterministic or uses_triton(gate_up):
             return silu_and_mul(gate_up)
         # Vector and scalar exp differ in the last bit, and which of them an element gets depends on its place among all
         # elements of the call: one call a row, and every row is treated alike.
@@ -223,7 +223,8 @@ class Decoder:
                 raise StepAbandonedError("every request of this step has been aborted")
             states = self.graphs.replay(batch)
             if states is not None:
-                replayed: Tensor = self.head(states[self._ids(batch.rows)]).float()
+                asked = states if len(batch.rows) == len(states) else states[self._ids(batch.rows)]
+                replayed: Tensor = self.head(asked).float()
                 return replayed
         config, device = self.config, self.embeddings.device
         attention = PagedAttention(

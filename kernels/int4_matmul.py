@@ -116,7 +116,7 @@ def int4_matmul(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Te
     if uses_triton(x):
         from kernels.gpu import int4_matmul as gpu
 
-        if x.shape[0] < gpu.MANY_ROWS:
+        if x.shape[0] <= gpu.MANY_ROWS:
             ordered = x if weight.order is None else x[:, weight.order]
             return gpu.int4_matmul(ordered, weight.words, weight.scales, weight.zeros, weight.group, bias)
     return reference(x, weight, bias)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
 
-# Rows up to which K is split; and from which on weights are unpacked for a dense product instead.
+# Rows of a small tile; and those above which weights are unpacked for a dense product instead.
 FEW_ROWS, MANY_ROWS = 16, 256
 BLOCK_N, BLOCK_K = 64, 128
 SPLITS = 4
