@@ -42,9 +42,9 @@ def test_tokens_are_those_of_the_cpu(draws: list[Draw], vocab: int, seed: int) -
 
 
 def test_ties_at_a_threshold_leave_as_many_tokens_as_were_asked_for() -> None:
-    logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0, 0.0, -torch.inf]).repeat(16, 1)
-    for top_k, top_p, possible in ((3, 1.0, {0, 1, 2}), (0, 0.5, {0, 1, 2}), (0, 0.05, {0}), (6, 1.0, set(range(6)))):
-        drawn = sample_rows(logits, [Draw(3.0, top_k, top_p, 0.0, seed, 7) for seed in range(16)])
+    logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0, 0.0, -torch.inf]).repeat(5, 1)
+    for top_k, top_p, possible in ((3, 1.0, {0, 1, 2}), (0, 0.5, {0, 1, 2}), (0, 0.05, {0})):
+        drawn = sample_rows(logits, [Draw(3.0, top_k, top_p, 0.0, seed, 7) for seed in range(5)])
         assert set(drawn) <= possible
         assert len(set(drawn)) > len(possible) // 2
         kept, _ = keep_candidates(logits[0] / 3.0, top_k, top_p, 0.0)
