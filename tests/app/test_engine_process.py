@@ -130,16 +130,11 @@ def test_killed_process_is_told_of_and_started_again_and_nothing_is_lost(split: 
     pid = backend.pid
     assert pid is not None
     services = split.services
-    model = services._model
-    assert model is not None
-    chain = services.chat
-    long = model.bind(max_tokens=1500, ignore_eos=True)
-    from app import chains
-
-    chain._answer = chains.answer_chain(long, services.settings.system_prompt)
     answer = ""
     names: list[str] = []
-    with split.client.stream("POST", "/chat/stream", json=question("Tell me a story.", "killed")) as response:
+    with split.client.stream(
+        "POST", "/chat/stream", json=question("Tell me a long story about the sea.", "killed", max_tokens=1500)
+    ) as response:
         text = ""
         for piece in response.iter_text():
             text += piece
