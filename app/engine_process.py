@@ -26,7 +26,7 @@ from engine.errors import EngineError
 logger = logging.getLogger(__name__)
 
 # How long a request waits for an engine that is being started again.
-RESTART_WAIT_S = 60.0
+RESTART_WAIT_S = 120.0
 WATCH_S = 0.1
 # One that ends again and again is started less and less often.
 BACKOFF_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

@@ -21,6 +21,7 @@ import orjson
 from app.degradation import current_degradation
 from app.engine_client import RequestTimes, new_request_id
 from app.engine_wire import read_error, read_line, read_stats
+from app.errors import NotReadyError
 from app.messages import Message
 from app.principal import current_principal
 from engine.errors import EngineDeadError, EngineError
@@ -29,6 +30,7 @@ from engine.outputs import EngineStats, OutputDelta
 CONNECT_S = 5.0
 CALL_S = 120.0
 RETRY_S = 0.2
+LOADING = 503
 # Texts are counted again and again while a prompt is put together.
 COUNTS_KEPT = 4096
 
@@ -129,6 +131,8 @@ class RemoteEngineClient:
             while True:
                 try:
                     async with self._client().stream("POST", "/engine/generate", content=body) as response:
+                        if response.status_code == LOADING and time.monotonic() < deadline:
+                            raise httpx.ConnectError("it listens, and is still loading")
                         if response.status_code != 200:
                             raise _refusal(response.status_code, await response.aread())
                         rest = b""
@@ -286,11 +290,14 @@ class RemoteEngineClient:
         return entry
 
     def _patiently(self, ask: Callable[[], httpx.Response]) -> httpx.Response:
-        """The response, waited for while nothing listens there and a restart may be under way."""
+        """The response, waited for while nothing listens there or it is still loading: a restart may be under way."""
         deadline = time.monotonic() + self._starting_s
         while True:
             try:
-                return ask()
+                response = ask()
+                if response.status_code != LOADING or time.monotonic() > deadline:
+                    return response
+                response.close()
             except (httpx.ConnectError, httpx.ConnectTimeout):
                 if time.monotonic() > deadline:
                     raise
@@ -319,6 +326,8 @@ def _refusal(status: int, body: bytes) -> EngineError:
     """The error of a reply that is no answer: of the engine's server, or of something before it."""
     try:
         entry = orjson.loads(body)["error"]
+        if entry["code"] == NotReadyError.code:
+            return EngineDeadError(entry["message"])
         return read_error({"code": entry["code"], "message": entry["message"]})
     except (ValueError, LookupError, TypeError):
         return EngineDeadError(f"the engine's server answered with HTTP {status}")
