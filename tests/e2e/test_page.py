@@ -111,7 +111,7 @@ async def test_cut_answer_goes_on_and_the_text_being_typed_survives_a_reload(
     scripted_chat: ChatPage, script: FakeApi
 ) -> None:
     chat = scripted_chat
-    script.script = Script(pieces=["One and "], finish_reason="length", queued_s=1.5, position=3)
+    script.script = Script(pieces=["One and "], finish_reason="length", queued_s=8, position=3)
     await chat.ask("Count.")
     await expect(chat.answers.last).to_contain_text("number 3 in the queue", timeout=PATIENCE_MS)
     assert "was cut at the longest length" in await chat.answered()

@@ -294,7 +294,7 @@ async def test_answer_that_was_cut_goes_on_in_its_turn(chat: Chat, api: FakeApi)
 
 
 async def test_place_in_the_queue_is_shown_until_the_answer_comes(chat: Chat, api: FakeApi) -> None:
-    api.script = Script(queued_s=1.6, position=2)
+    api.script = Script(queued_s=3, position=2)
     frames = await frames_of(chat.ask("q", "s"))
     assert any("number 2 in the queue" in (frame.live or "") for frame in frames)
     assert "in the queue" not in (page_of(frames).live or "")
