@@ -105,7 +105,9 @@ class Settings(BaseSettings):
     )
     engine_api_key: str | None = Field(None, repr=False, description="Key sent to engine_url.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field("auto", description="Type of the weights.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8", "int4"] = Field(
+        "auto", description="Type of the weights; int8 for CPUs, fp8 and int4 for GPUs."
+    )
     max_model_len: int | None = Field(
         None, ge=16, description="Longest prompt + answer in tokens (default: the model's)."
     )

@@ -4,6 +4,7 @@ A turn is drawn in two parts, so that a repaint of a growing answer carries the 
 `after_answer_html` below it.
 """
 
+import re
 from collections.abc import Sequence
 
 from ui.conversation import Conversation, Grounding, Source, Turn, TurnState
@@ -11,6 +12,8 @@ from ui.icons import icon, icon_button
 from ui.markdown import Marks, markdown_html, marked_html, text_html
 
 PREVIEW_CHARS = 160
+_TABLE_ROW = re.compile(r"^\s*\|(.*)\|\s*$")
+_TABLE_RULE = re.compile(r"[\s·:-]*-[\s·:-]*")
 _NOT_FOUND_HEAD = "This is not in your documents."
 _REASONS = {
     "numbers": "A number in it does not stand in the sources.",
@@ -164,7 +167,9 @@ def _locator(source: Source) -> str:
 
 
 def _preview(text: str) -> str:
-    flat = " ".join(text.split())
+    """The beginning on one line; rows of a Markdown table without their frame."""
+    lines = [_TABLE_ROW.sub(lambda row: row[1].replace("|", "·"), line) for line in text.splitlines()]
+    flat = " ".join(" ".join(line for line in lines if not _TABLE_RULE.fullmatch(line)).split())
     return flat if len(flat) <= PREVIEW_CHARS else flat[:PREVIEW_CHARS].rsplit(" ", 1)[0] + " …"
 
 

@@ -95,7 +95,7 @@ async def test_large_models_rewrite_a_follow_up_and_small_ones_do_not(tmp_path, 
     services._client = ScriptedEngineClient(["Rewritten"])
     services._client.num_parameters = parameters
     services._build_chains()
-    condenser = services._condenser(services._chat._answer.steps[1])
+    condenser = services._condenser(services._model)
     state = {
         "input": "And?",
         "questions": ["What is TTFT?"],

@@ -333,3 +333,17 @@ def test_what_is_not_in_the_documents_has_nearest_passages_instead_of_sources() 
     assert "<h4>Nearest passages</h4>" in sources_html(Turn.from_json(stored), 0)
     assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": {"state": "answered"}}), 0)
     assert "<h4>Sources</h4>" in sources_html(Turn.from_json(stored | {"grounding": None}), 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("| signal | target |\n|---|---|\n| waiting requests | 2 |", "signal · target waiting requests · 2"),
+        ("a | b\n- one", "a | b - one"),
+    ],
+)
+def test_the_preview_of_a_table_has_no_frame(text: str, shown: str) -> None:
+    html = sources_html(Turn("q", "a", [Source(1, "d", "t", None, None, text, 0.5)]), 0)
+    preview = re.search(r'<span class="preview" dir="auto">(.*?)</span>', html)
+    assert preview is not None
+    assert " ".join(preview[1].split()) == shown
