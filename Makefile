@@ -8,7 +8,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 ARGS ?=
 INSTALL_ARGS ?=
-PYTEST_ARGS ?= -m "not slow" -n 2 --dist loadfile
+PYTEST_ARGS ?= -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install install-dev serve test test-all check audit format clean
@@ -34,7 +34,7 @@ test: install-dev ## run all tests but the slow ones, two files at a time; choos
 
 test-all: install-dev ## run all tests, the slow ones too
 	@deploy/chromium.sh
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m slow
 
 check: install-dev ## format, lint, types, import contracts and insecure code

@@ -129,8 +129,13 @@ class Services:
     @property
     def served_models(self) -> tuple[str, ...]:
         """Every name that /v1 knows."""
-        ranking = () if self.reranker_model_name is None else (self.reranker_model_name,)
-        return self.model_name, RAG_MODEL, self.embedding_model_name, *ranking
+        return tuple(self.tasks)
+
+    @property
+    def tasks(self) -> dict[str, str]:
+        """What each name on /v1 does: `generate`, `answer` (from documents), `embed` or `rank`."""
+        tasks = {self.model_name: "generate", RAG_MODEL: "answer", self.embedding_model_name: "embed"}
+        return tasks if self.reranker_model_name is None else {**tasks, self.reranker_model_name: "rank"}
 
     @property
     def engine(self) -> EngineHandle:

@@ -88,10 +88,10 @@ class ApiClient:
         return (await self._response("GET", "/metrics")).text
 
     async def models(self) -> list[str]:
-        """Names of the models that answer from documents."""
+        """Names of the models that a chat can be had with."""
         body = await self._call("GET", "/v1/models")
         with _understood():
-            return [str(item["id"]) for item in body["data"]]
+            return [str(item["id"]) for item in body["data"] if item.get("task", "generate") == "generate"]
 
     async def queue_position(self, session_id: str) -> int | None:
         """How many requests stand before this conversation's; 0 while it is answered, None where nothing waits."""

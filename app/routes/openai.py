@@ -69,7 +69,13 @@ def create_router(services: Services) -> APIRouter:
 
 
 def _model_entry(name: str, services: Services) -> dict[str, Any]:
-    entry = {"id": name, "object": "model", "created": services.started_at, "owned_by": "ragstone"}
+    entry = {
+        "id": name,
+        "object": "model",
+        "created": services.started_at,
+        "owned_by": "ragstone",
+        "task": services.tasks[name],
+    }
     if services.status()[0] == "ready" and name != services.reranker_model_name:
         embeds = name == services.embedding_model_name
         entry["max_model_len"] = (

@@ -87,12 +87,27 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = None
 
 
+class NotJSONError(RequestError):
+    """A body that is not said to be JSON."""
+
+    code = "unsupported_media_type"
+    status_code = 415
+
+    def __init__(self) -> None:
+        super().__init__("the body is not said to be JSON: send it with the header `Content-Type: application/json`")
+
+
 class CheckedBody(BaseModel):
-    """A body whose texts are Unicode all through. Raises RequestError, which names the field of one that is not."""
+    """A JSON body whose texts are Unicode all through. Raises RequestError, which names the field of one that is not.
+
+    Raises NotJSONError where the request gives another content type, or none.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _check_text(cls, values: Any) -> Any:
+        if isinstance(values, bytes):  # what the framework hands on where the request does not say that it is JSON
+            raise NotJSONError
         check_text(values)
         return values
 

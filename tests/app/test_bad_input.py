@@ -97,3 +97,20 @@ def test_json_that_no_reader_should_follow_is_400(server: RunningServer, content
 def test_the_server_still_answers(server: RunningServer) -> None:
     reply = server.post("/v1/chat/completions", {**BODY, "temperature": 0, "logit_bias": {"5": -1}, "seed": 2**63})
     assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 2)
+
+
+def test_a_body_that_is_not_said_to_be_json_is_refused_by_every_route(server):
+    document = server.client.get("/openapi.json").json()
+    taking_json = [
+        (method, path.replace("{session_id}", "nobody").replace("{document_id}", "none"))
+        for path, methods in document["paths"].items()
+        for method, route in methods.items()
+        if "application/json" in route.get("requestBody", {}).get("content", {}) and "{config_hash}" not in path
+    ]
+    assert len(taking_json) > 15
+    for method, path in taking_json:
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            response = server.client.request(method, path, content=b'{"title": "x"}', headers={"Content-Type": kind})
+            assert response.status_code in (400, 404, 409, 415, 422), (method, path, kind, response.text)
+    response = server.client.post("/v1/chat/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")

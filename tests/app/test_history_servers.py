@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,6 @@ def postgres_server(folder: Path) -> Server:
     as_user: list[str] = []
     if os.getuid() == 0:  # it refuses to run as root
         shutil.chown(folder, "postgres")
-        folder.parent.chmod(0o755)
         as_user = ["setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups"]
     data = str(folder / "data")
     subprocess.run(
@@ -90,17 +90,16 @@ KINDS: dict[str, tuple[Callable[[Path], Server], Callable[[], bool]]] = {
 
 
 @pytest.fixture(params=list(KINDS), scope="module")
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     make, is_installed = KINDS[request.param]
     if not is_installed():
         pytest.skip(f"{request.param} is not installed")
-    folder = tmp_path_factory.mktemp(request.param)
-    for parent in list(folder.parents)[:2] if os.getuid() == 0 else ():
-        parent.chmod(0o755)
-    server = make(folder)
-    server.start()
-    yield server
-    server.stop()
+    # Outside the tests' own folder, which nobody else may enter: Postgres runs as another user than root.
+    with tempfile.TemporaryDirectory() as folder:
+        server = make(Path(folder))
+        server.start()
+        yield server
+        server.stop()
 
 
 @pytest.fixture

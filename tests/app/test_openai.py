@@ -142,6 +142,7 @@ def test_the_models_are_listed(client):
     assert (chat.id, chat.object, chat.owned_by, chat.max_model_len) == (MODEL, "model", "ragstone", 8192)
     assert (rag.id, rag.max_model_len) == ("ragstone-rag", 8192)
     assert (embedding.id, embedding.max_model_len) == ("all-minilm-l6-v2", 254)
+    assert (chat.task, rag.task, embedding.task) == ("generate", "answer", "embed")
     assert client.models.retrieve(MODEL).id == MODEL
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-4")

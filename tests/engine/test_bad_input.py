@@ -206,7 +206,7 @@ def test_the_smallest_temperatures_choose_the_best_token(engine: Engine, tempera
         ("enable_prefix_caching", ("no", 1, None)),
         ("deterministic", ("no", 1, None)),
         ("check_integrity", ("no", 1, None)),
-        ("dtype", ("int4", "", None, 5, [])),
+        ("dtype", ("int3", "", None, 5, [])),
         ("device", (None, 5, "a\0b")),
         ("model", (None, 5, b"x", "a\0b")),
         ("speculation", ("on", None, True, [])),

@@ -161,7 +161,9 @@ class FakeApi:
             raise PermissionError
 
     async def _models(self) -> Response:
-        return JSONResponse({"data": [{"id": "tiny"}, {"id": "large"}]})
+        return JSONResponse(
+            {"data": [{"id": "tiny", "task": "generate"}, {"id": "large"}, {"id": "vectors", "task": "embed"}]}
+        )
 
     async def _metrics(self) -> Response:
         return Response(METRICS, media_type="text/plain")
