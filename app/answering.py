@@ -149,10 +149,10 @@ async def told(mode: GroundingMode, text: str) -> AsyncGenerator[str | Grounding
 
 
 async def unchecked(
-    mode: GroundingMode, deltas: Deltas, texts: FixedTexts = ENGLISH
+    mode: GroundingMode, deltas: Deltas, texts: FixedTexts = ENGLISH, *, goes_on: bool = False
 ) -> AsyncGenerator[str | Grounding, None]:
-    """The model's own words, where there are no documents to check them against."""
-    said = False
+    """The model's own words, where there are no documents to check them against. An answer that goes on may be over."""
+    said = goes_on
     async with aclosing(_as_generator(deltas())) as stream:
         async for delta in stream:
             said = said or bool(delta.strip())

@@ -24,9 +24,20 @@ from langchain_core.runnables.config import ensure_config, patch_config
 from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
 
 from app.answering import Answering, Grounding, Material, grounded, left_out, told, unchecked
-from app.chains import MakeAnswer, State
+from app.chains import MakeAnswer, State, wordings
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
-from app.continuing import begun, beyond, draft_of, plain, require_unfinished, without_last_mark
+from app.continuing import (
+    answering_of,
+    begun,
+    beyond,
+    draft_of,
+    following,
+    options_of,
+    plain,
+    require_unfinished,
+    was_unchecked,
+    without_last_mark,
+)
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS
 from app.errors import RequestError
 from app.fixed_texts import about_assistant, texts_for
@@ -66,7 +77,10 @@ class ModelRoom:
 
 @dataclass
 class _OpenTurn:
-    """A turn that is being answered; holds its conversation's lock."""
+    """A turn that is being answered; holds its conversation's lock.
+
+    `answer` is what comes now; where the turn goes on, it `began` with the words of `continues`.
+    """
 
     user: str
     session_id: str
@@ -76,6 +90,8 @@ class _OpenTurn:
     turn_id: str = field(default_factory=new_turn_id)
     draft: TurnDraft | None = None
     continues: Turn | None = None
+    answering: Answering | None = None
+    began: str = ""
     answer: list[str] = field(default_factory=list)
     record: AnswerRecord = field(default_factory=AnswerRecord)
     num_turns_left_out: int = 0
@@ -90,13 +106,22 @@ class _OpenTurn:
     @property
     def said(self) -> str:
         """The answer as far as it has come."""
-        return "".join(self.answer)
+        return self.began + "".join(self.answer)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """It went on with an answer and failed before a new word: what is stored of it holds."""
+        return self.continues is not None and not self.answer and self.finish_reason in ("abort", "error")
 
     def go_on(self, turn: Turn) -> None:
         """This is `turn` again, whose answer was cut or stopped."""
         self.continues, self.question, self.index, self.turn_id = turn, turn.question, turn.index, turn.turn_id
-        if turn.answer.strip():
-            self.answer = [without_last_mark(turn.answer) if turn.finish_reason == "length" else turn.answer]
+        self.options = options_of(turn, self.options)
+        if not turn.answer.strip():
+            return
+        self.answering = answering_of(turn, self.answering)
+        is_marked = turn.finish_reason == "length" and self.answering is not None and not was_unchecked(turn)
+        self.began = without_last_mark(turn.answer) if is_marked else turn.answer
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -110,6 +135,8 @@ class _OpenTurn:
 
     def complete(self) -> None:
         """The answer has come to its end."""
+        if self.continues is not None and not self.answer:
+            self.began = self.continues.answer
         sentences = (self.grounding or {}).get("sentences") or [{}]
         # A quotation is whole, whatever became of the model's words.
         self.finish_reason = "length" if self.record.was_cut and sentences[-1].get("origin") != "quote" else "stop"
@@ -232,7 +259,8 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         configurable = ensure_config(config).get("configurable", {})
         options = ChatOptions.of(configurable)
         question = question_of([given async for given in inputs][-1], may_be_empty=options.continue_turn)
-        turn = _OpenTurn(configurable.get("user") or DEFAULT_USER, session_of(configurable), question, options)
+        user = configurable.get("user") or DEFAULT_USER
+        turn = _OpenTurn(user, session_of(configurable), question, options, answering=self._answering)
         child = patch_config(config, callbacks=run_manager.get_child())
         self._open_turns.append(turn)
         try:
@@ -253,6 +281,8 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
                     elif piece:
                         turn.answer.append(piece)
                         yield AddableDict(answer=piece)
+            if not turn.answer:
+                yield AddableDict(answer="")
             turn.complete()
             if turn.grounding is not None:
                 yield AddableDict(grounding=turn.grounding)
@@ -278,31 +308,36 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
     ) -> AsyncGenerator[str | Grounding, None]:
         """The answer in pieces; at last its grounding, where answers are checked."""
         draft: TurnDraft = state["turn"]
-        said = turn.said
-        is_strict = self._answering is not None and self._answering.mode == "strict" and draft.ranking is not None
-        if not is_strict:  # there, the words that are said are not the model's
-            turn.record.continues = plain(said).rstrip()
+        answering, said = turn.answering, turn.began
+        is_checked = answering is not None and draft.ranking is not None
+        # What is said in a strict answer is not the model's words; of a marked one all is but the marks.
+        if answering is None or answering.mode != "strict" or not is_checked:
+            turn.record.continues = (plain(said) if is_checked else said).rstrip()
         chain = self._answer(turn.options.sampling, turn.record)
 
         def deltas() -> AsyncIterator[str]:
-            return begun(
-                turn.record.continues, chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
-            )
+            return chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
 
-        if self._answering is not None and state["own_reply"]:
-            answer = told(self._answering.mode, state["own_reply"])
-        elif self._answering is None or draft.ranking is None:
-            mode = self._answering.mode if self._answering else "off"
-            answer = unchecked(mode, deltas, state["texts"])
+        def whole() -> AsyncIterator[str]:
+            return begun(turn.record.continues, deltas())
+
+        is_whole = True
+        if answering is not None and state["own_reply"]:
+            answer = told(answering.mode, state["own_reply"])
+        elif answering is None or draft.ranking is None:
+            mode, is_whole = answering.mode if answering else "off", False
+            answer = unchecked(mode, lambda: following(said, deltas()), state["texts"], goes_on=bool(said))
         else:
             numbers = [source["n"] for source in draft.sources]
             material = Material(draft.passages, numbers, draft.ranking, state["texts"])
-            answer = grounded(self._answering, material, deltas, lambda: turn.record.was_cut)
-        async with aclosing(answer) as pieces, aclosing(beyond(said, pieces) if said else pieces) as fresh:
-            async for piece in fresh:
+            answer = grounded(answering, material, whole, lambda: turn.record.was_cut)
+        dropped = turn.continues.answer[len(said) :] if turn.continues else ""
+        fresh = beyond(said, answer, dropped) if said and is_whole else answer
+        async with aclosing(answer), aclosing(fresh) as pieces:
+            async for piece in pieces:
                 if isinstance(piece, Grounding):
                     piece.left_out = [left_out(passage, num_tokens) for passage, num_tokens in draft.left_out]
-                if not isinstance(piece, Grounding) or self._answering is not None:
+                if not isinstance(piece, Grounding) or answering is not None:
                     yield piece
 
     def _open(self, turn: _OpenTurn) -> State:
@@ -311,8 +346,11 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         turns = [self._sized(earlier) for earlier in self._store.turns(*turn.key)]
         if options.continue_turn:
             turn.go_on(require_unfinished(turns.pop() if turns else None))
-        begins = self._size(turn.said) if turn.said else 0
-        fixed = self._room.system_tokens + self._size(turn.question) + begins
+            options = turn.options
+        begins = self._size(turn.began) if turn.began else 0
+        # The prompt of an answer that goes on is written, passages and all.
+        asked = turn.continues.prompt if turn.continues and turn.began else ""
+        fixed = self._room.system_tokens + self._size(asked or turn.question) + begins
         max_tokens = self._room.max_tokens if options.max_tokens is None else options.max_tokens
         room = replace(self._room, max_tokens=max_tokens).prompt_tokens
         if fixed > room:
@@ -320,11 +358,11 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         num_passages = self._passages.count if options.num_passages is None else options.num_passages
         wants_passages = options.retrieval and num_passages > 0
         own_reply = ""
-        if self._answering is not None and wants_passages and is_small_talk(turn.question):
+        if turn.answering is not None and wants_passages and is_small_talk(turn.question):
             wants_passages = False
-            own_reply = self._own_reply(self._answering, turn.question)
+            own_reply = self._own_reply(turn.answering, turn.question)
         # At most half of what the question leaves, so that passages never push a whole conversation out.
-        passage_tokens = min(self._passages.max_tokens, (room - fixed) // 2) if wants_passages else 0
+        passage_tokens = min(self._passages.max_tokens, (room - fixed) // 2) if wants_passages and not asked else 0
         start = turn.num_turns_left_out = self._window_start(turn, turns, room=room, used=fixed + passage_tokens)
         # A stub that somebody stopped is left out: a small model would take it for the way to answer.
         shown = [
@@ -333,7 +371,10 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         questions = [earlier.question for earlier in turns if earlier.question]
         if turn.index is None:
             turn.index = self._store.begin_turn(turn.user, turn.session_id, turn.question, turn_id=turn.turn_id)
-        resumed = {"turn": draft_of(turn.continues, self._answering)} if turn.continues and turn.said else {}
+        resumed = {}
+        if turn.continues and turn.began:
+            queries = wordings(turn.question, questions)
+            resumed["turn"] = draft_of(turn.continues, turn.answering, queries, asks_documents=wants_passages)
         return {
             **resumed,
             "input": turn.question,
@@ -384,8 +425,8 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
     def _store_result(self, turn: _OpenTurn) -> None:
         if turn.index is None:
             return
-        if turn.continues and turn.draft is None:
-            return  # it stays what it was
+        if turn.is_unchanged:
+            return
         if turn.refused:
             self._store.truncate(turn.user, turn.session_id, turn.index)
             return
@@ -400,9 +441,15 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             grounding=turn.grounding or (turn.continues.grounding if turn.continues else None),
             finish_reason=turn.finish_reason,
             statistics=turn.statistics,
-            settings={**self._settings, **turn.options.as_settings()},
+            settings={**self._settings, **turn.options.as_settings(), **self._grounding_of(turn)},
         )
         self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
+
+    def _grounding_of(self, turn: _OpenTurn) -> dict[str, Any]:
+        """The setting that the turn was checked by: its own, where it began under another than the server's."""
+        if "grounding" not in self._settings:
+            return {}
+        return {"grounding": turn.answering.mode if turn.answering else "off"}
 
     def _size(self, text: str) -> int:
         """Tokens of a message with that text."""
