@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
@@ -26,23 +26,13 @@ from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
 from app.answering import Answering, Grounding, Material, grounded, left_out, told, unchecked
 from app.chains import MakeAnswer, State, wordings
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
-from app.continuing import (
-    answering_of,
-    begun,
-    beyond,
-    draft_of,
-    following,
-    options_of,
-    plain,
-    require_unfinished,
-    was_unchecked,
-    without_last_mark,
-)
+from app.continuing import begun, beyond, draft_of, following, plain, require_unfinished
 from app.engine_client import MESSAGE_OVERHEAD_TOKENS
 from app.errors import RequestError
 from app.fixed_texts import about_assistant, texts_for
-from app.history import ConversationStore, FinishReason, Turn, TurnResult, new_turn_id
+from app.history import ConversationStore, Turn, TurnResult
 from app.memory import MemoryRule
+from app.open_turn import OpenTurn
 from app.principal import DEFAULT_USER
 from app.small_talk import asks_about_assistant, is_small_talk
 from app.turn_lock import TurnLocks
@@ -55,7 +45,6 @@ from app.turn_prompt import (
     write_excerpt_turn,
     write_turn,
 )
-from app.turn_statistics import AnswerRecord
 from engine.errors import PromptTooLongError
 
 logger = logging.getLogger(__name__)
@@ -73,73 +62,6 @@ class ModelRoom:
     def prompt_tokens(self) -> int:
         """Tokens that system prompt, history and question may take together."""
         return self.max_model_len - self.max_tokens
-
-
-@dataclass
-class _OpenTurn:
-    """A turn that is being answered; holds its conversation's lock.
-
-    `answer` is what comes now; where the turn goes on, it `began` with the words of `continues`.
-    """
-
-    user: str
-    session_id: str
-    question: str
-    options: ChatOptions
-    index: int | None = None
-    turn_id: str = field(default_factory=new_turn_id)
-    draft: TurnDraft | None = None
-    continues: Turn | None = None
-    answering: Answering | None = None
-    began: str = ""
-    answer: list[str] = field(default_factory=list)
-    record: AnswerRecord = field(default_factory=AnswerRecord)
-    num_turns_left_out: int = 0
-    grounding: dict[str, Any] | None = None
-    refused: bool = False
-    finish_reason: FinishReason = "abort"
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return (self.user, self.session_id)
-
-    @property
-    def said(self) -> str:
-        """The answer as far as it has come."""
-        return self.began + "".join(self.answer)
-
-    @property
-    def is_unchanged(self) -> bool:
-        """It went on with an answer and failed before a new word: what is stored of it holds."""
-        return self.continues is not None and not self.answer and self.finish_reason in ("abort", "error")
-
-    def go_on(self, turn: Turn) -> None:
-        """This is `turn` again, whose answer was cut or stopped."""
-        self.continues, self.question, self.index, self.turn_id = turn, turn.question, turn.index, turn.turn_id
-        self.options = options_of(turn, self.options)
-        if not turn.answer.strip():
-            return
-        self.answering = answering_of(turn, self.answering)
-        is_marked = turn.finish_reason == "length" and self.answering is not None and not was_unchecked(turn)
-        self.began = without_last_mark(turn.answer) if is_marked else turn.answer
-
-    @property
-    def statistics(self) -> dict[str, Any]:
-        """What is known of it so far, as `TurnStatistics` has it."""
-        draft = self.draft or TurnDraft(prompt="")
-        return self.record.statistics(
-            num_passages=len(draft.sources),
-            num_passages_left_out=len(draft.left_out),
-            num_turns_left_out=self.num_turns_left_out,
-        ).model_dump()
-
-    def complete(self) -> None:
-        """The answer has come to its end."""
-        if self.continues is not None and not self.answer:
-            self.began = self.continues.answer
-        sentences = (self.grounding or {}).get("sentences") or [{}]
-        # A quotation is whole, whatever became of the model's words.
-        self.finish_reason = "length" if self.record.was_cut and sentences[-1].get("origin") != "quote" else "stop"
 
 
 class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
@@ -176,7 +98,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         self._answering = answering
         self._settings = dict(settings or {})
         self._closing: set[asyncio.Task[None]] = set()
-        self._open_turns: list[_OpenTurn] = []
+        self._open_turns: list[OpenTurn] = []
 
     # ── what LangChain asks of a Runnable ────────────────────────────────────────────────────────────────────────────
 
@@ -260,7 +182,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         options = ChatOptions.of(configurable)
         question = question_of([given async for given in inputs][-1], may_be_empty=options.continue_turn)
         user = configurable.get("user") or DEFAULT_USER
-        turn = _OpenTurn(user, session_of(configurable), question, options, answering=self._answering)
+        turn = OpenTurn(user, session_of(configurable), question, options, answering=self._answering)
         child = patch_config(config, callbacks=run_manager.get_child())
         self._open_turns.append(turn)
         try:
@@ -304,7 +226,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             await asyncio.shield(closing)
 
     async def _pieces(
-        self, turn: _OpenTurn, state: State, config: RunnableConfig
+        self, turn: OpenTurn, state: State, config: RunnableConfig
     ) -> AsyncGenerator[str | Grounding, None]:
         """The answer in pieces; at last its grounding, where answers are checked."""
         draft: TurnDraft = state["turn"]
@@ -340,7 +262,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
                 if not isinstance(piece, Grounding) or answering is not None:
                     yield piece
 
-    def _open(self, turn: _OpenTurn) -> State:
+    def _open(self, turn: OpenTurn) -> State:
         """Notes the question and chooses what the model is shown. Blocks; runs in a worker thread."""
         options = turn.options
         turns = [self._sized(earlier) for earlier in self._store.turns(*turn.key)]
@@ -403,7 +325,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         language = asks_about_assistant(question) if answering.mode == "strict" else None
         return about_assistant(language, answering.model_name) if language else ""
 
-    def _window_start(self, turn: _OpenTurn, turns: Sequence[Turn], *, room: int, used: int) -> int:
+    def _window_start(self, turn: OpenTurn, turns: Sequence[Turn], *, room: int, used: int) -> int:
         memory = replace(self._memory, kind=turn.options.memory or self._memory.kind)
         conversation = self._store.conversation(*turn.key)
         before = conversation.window_start if conversation else 0
@@ -412,7 +334,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             self._store.set_window_start(turn.user, turn.session_id, start)
         return start
 
-    async def _close(self, turn: _OpenTurn) -> None:
+    async def _close(self, turn: OpenTurn) -> None:
         try:
             await asyncio.to_thread(self._store_result, turn)
         except Exception:
@@ -422,7 +344,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             self._open_turns.remove(turn)
             self._locks.release(turn.key)
 
-    def _store_result(self, turn: _OpenTurn) -> None:
+    def _store_result(self, turn: OpenTurn) -> None:
         if turn.index is None:
             return
         if turn.is_unchanged:
@@ -445,7 +367,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         )
         self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
 
-    def _grounding_of(self, turn: _OpenTurn) -> dict[str, Any]:
+    def _grounding_of(self, turn: OpenTurn) -> dict[str, Any]:
         """The setting that the turn was checked by: its own, where it began under another than the server's."""
         if "grounding" not in self._settings:
             return {}
