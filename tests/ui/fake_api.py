@@ -201,6 +201,8 @@ class FakeApi:
             await asyncio.sleep(0.01)
 
     async def _events(self, script: Script, session_id: str, question: str, continues: bool) -> AsyncIterator[str]:
+        # Those of the test that asked: an answer may end after the next one's `reset`.
+        turns, titles = self.turns, self.titles
         answer, is_whole = "", False
         try:
             yield _event("metadata", {"run_id": "0"})
@@ -225,8 +227,8 @@ class FakeApi:
             raise
         finally:
             self.num_open -= 1
-            kept = self.turns.setdefault(session_id, [])
-            self.titles.setdefault(session_id, question)
+            kept = turns.setdefault(session_id, [])
+            titles.setdefault(session_id, question)
             if continues:
                 answer = kept.pop()["answer"] + answer
             kept.append(
