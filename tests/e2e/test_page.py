@@ -228,15 +228,17 @@ async def test_settings_and_collections_go_with_the_question_and_are_remembered(
     await chat.press("Settings")
     await chat.dialog.get_by_role("checkbox", name=re.compile("^Search my documents")).uncheck()
     await chat.press("Done")
+    script.script = Script(pieces=["By itself."])
     await chat.press("Retry")
-    await chat.answered()
+    await chat.wait_for_answer_text("By itself.")
     await expect(chat.page.get_by_role("button", name="No documents")).to_be_visible()
     assert script.options[-1] == {**chosen, "retrieval": False}
     await chat.press("Settings")
     await chat.press("Reset")
     await chat.press("Done")
+    script.script = Script(pieces=["As at first."])
     await chat.press("Retry")
-    await chat.answered()
+    await chat.wait_for_answer_text("As at first.")
     assert script.options[-1] == {}
 
 
