@@ -5,7 +5,7 @@ is one delta, or the error that ends the stream.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -34,6 +34,18 @@ def write_error(error: errors.EngineError) -> bytes:
 def error_body(error: errors.EngineError) -> dict[str, Any]:
     """What an error is rebuilt from."""
     return {"code": error.code, "message": str(error), "attributes": vars(error)}
+
+
+class DeltaReader:
+    """The deltas of a body that comes in pieces, which may end anywhere in a line."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[OutputDelta]:
+        """Those that are whole with this piece. Raises as `read_line`."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        return map(read_line, lines)
 
 
 def read_line(line: bytes) -> OutputDelta:

@@ -20,7 +20,7 @@ import orjson
 
 from app.degradation import current_degradation
 from app.engine_client import RequestTimes, new_request_id
-from app.engine_wire import read_error, read_line, read_stats
+from app.engine_wire import DeltaReader, read_error, read_stats
 from app.errors import NotReadyError
 from app.messages import Message
 from app.principal import current_principal
@@ -135,11 +135,9 @@ class RemoteEngineClient:
                             raise httpx.ConnectError("it listens, and is still loading")
                         if response.status_code != 200:
                             raise _refusal(response.status_code, await response.aread())
-                        rest = b""
+                        reader = DeltaReader()
                         async for piece in response.aiter_raw():
-                            *lines, rest = (rest + piece).split(b"\n")
-                            for line in lines:
-                                delta = read_line(line)
+                            for delta in reader.feed(piece):
                                 times.note(delta)
                                 yield delta
                         self._check_whole(times)
@@ -176,11 +174,9 @@ class RemoteEngineClient:
             with contextlib.closing(self._patiently(lambda: self._sync.send(request, stream=True))) as response:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, response.read())
-                rest = b""
+                reader = DeltaReader()
                 for piece in response.iter_raw():
-                    *lines, rest = (rest + piece).split(b"\n")
-                    for line in lines:
-                        delta = read_line(line)
+                    for delta in reader.feed(piece):
                         times.note(delta)
                         yield delta
                 self._check_whole(times)

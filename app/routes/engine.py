@@ -6,19 +6,19 @@ Streams are lines of JSON (`app/engine_wire.py`); who stops reading aborts the r
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
 from app.engine_client import EngineClient
 from app.engine_wire import error_body, write_delta, write_error, write_stats
 from app.errors import NotReadyError
 from app.routes.faults import describe
-from app.routes.sse import _disconnected, _stop
+from app.routes.sse import AbandonableStream
 from app.services import Services
 from engine.errors import EngineError, InvalidParameterError
 from engine.outputs import OutputDelta
@@ -109,26 +109,17 @@ def _deltas(engine: EngineClient, body: Generation) -> AsyncGenerator[OutputDelt
     return engine.stream_chat(messages, body.params, **tools, **options)
 
 
-class DeltaStream(Response):
-    """Sends deltas as lines, several in one piece where they come faster than they leave."""
+class DeltaStream(AbandonableStream):
+    """Sends deltas as lines."""
 
     media_type = "application/x-ndjson"
 
     def __init__(self, deltas: AsyncGenerator[OutputDelta, None]) -> None:
-        self.status_code = 200
-        self.background = None
-        self.init_headers({"Cache-Control": "no-cache"})
+        super().__init__({"Cache-Control": "no-cache"})
         self._deltas = deltas
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send_all(send))
-        watching = asyncio.create_task(_disconnected(receive))
-        try:
-            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await _stop(watching)
-            await _stop(sending)
-            await self._deltas.aclose()
+    async def _close(self) -> None:
+        await self._deltas.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -137,8 +128,10 @@ class DeltaStream(Response):
                 async for delta in deltas:
                     await send({"type": "http.response.body", "body": write_delta(delta), "more_body": True})
         except OSError:
-            return
+            return  # the connection is gone
         except Exception as error:
             known = error if isinstance(error, EngineError) else EngineError(describe(error).message)
-            await send({"type": "http.response.body", "body": write_error(known), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            with suppress(OSError):
+                await send({"type": "http.response.body", "body": write_error(known), "more_body": True})
+        with suppress(OSError):
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -56,19 +57,13 @@ async def open_stream(events: Events, error_event: Callable[[Fault], str]) -> Re
     return EventStream(events, first, error_event)
 
 
-class EventStream(Response):
-    """Sends events as they come, comments while none come, and stops its source when the client disconnects."""
+class AbandonableStream(Response):
+    """A body that is sent as it comes, and whose source is closed at once when the client disconnects."""
 
-    media_type = "text/event-stream"
-
-    def __init__(self, events: Events, first: "asyncio.Task[str | None]", error_event: Callable[[Fault], str]) -> None:
+    def __init__(self, headers: Mapping[str, str]) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(HEADERS)
-        self._events = events
-        self._first = first
-        self._error_event = error_event
-        self._last_sent = time.monotonic()
+        self.init_headers(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send_all(send))
@@ -79,10 +74,34 @@ class EventStream(Response):
             # Also when this very task is cancelled: the source must never be left running.
             await _stop(watching)
             await _stop(sending)
-            await _stop(self._first)
-            await self._events.aclose()
+            await self._close()
         if not sending.cancelled() and (error := sending.exception()) is not None:
             raise error
+
+    @abstractmethod
+    async def _send_all(self, send: Send) -> None:
+        """Sends the head and the whole body, an error of the source too."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Closes the source."""
+
+
+class EventStream(AbandonableStream):
+    """Sends events as they come, and comments while none come."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: Events, first: "asyncio.Task[str | None]", error_event: Callable[[Fault], str]) -> None:
+        super().__init__(HEADERS)
+        self._events = events
+        self._first = first
+        self._error_event = error_event
+        self._last_sent = time.monotonic()
+
+    async def _close(self) -> None:
+        await _stop(self._first)
+        await self._events.aclose()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

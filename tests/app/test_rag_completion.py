@@ -46,7 +46,7 @@ def test_a_stream_has_the_same_answer_and_the_sources_last(client):
     assert last.choices[0].delta.sources == whole.choices[0].message.sources
     # How many tokens the model made before its words were found to stray and it was stopped depends on the moment.
     assert (counts.choices, counts.usage.prompt_tokens) == ([], whole.usage.prompt_tokens)
-    assert counts.usage.total_tokens == counts.usage.prompt_tokens + counts.usage.completion_tokens
+    assert 0 < counts.usage.completion_tokens <= 12
 
 
 def test_nothing_is_kept(server):
