@@ -87,7 +87,8 @@ class Evidence:
 class Ranking:
     """The sentences for a question, best first.
 
-    `strength` says whether they hold the answer: the highest sum of coverage (in context) and cosine, from 0 to 2.
+    `strength` says whether they hold the answer: the highest sum of coverage (in context) and cosine, from 0 to 2, with
+    the question as it was asked where that stands alone, else with any form of it.
     """
 
     question: str
@@ -125,7 +126,8 @@ def rank_sentences(
     if not found:
         return Ranking(questions[0], kind, (), 0.0)
     forms = [_Form.of(question, weights) for question in dict.fromkeys(questions)]
-    own_share = STANDING_ALONE if stands_alone(questions[0]) else 1 / len(forms)
+    is_alone = stands_alone(questions[0])
+    own_share = STANDING_ALONE if is_alone else 1 / len(forms)
     shares = [own_share, *[(1 - own_share) / (len(forms) - 1)] * (len(forms) - 1)] if len(forms) > 1 else [1.0]
     texts = [candidate.text for candidate in found]
     words = [_words(text) for text in texts]
@@ -145,7 +147,9 @@ def rank_sentences(
         Evidence(found[row].passage, found[row].index, texts[row], float(scores[row]))
         for row in np.argsort(-scores, kind="stable")
     )
-    strength = float((in_context + cosine).max())
+    # Of a question that stands alone nothing but itself says whether it is answered: passages found for the question
+    # before it would answer that one again, whatever is asked.
+    strength = float((in_context + cosine)[: 1 if is_alone else None].max())
     if _unknown_names(questions[0], passages):
         strength *= UNKNOWN_NAME
     return Ranking(questions[0], kind, ranked, strength)

@@ -51,6 +51,12 @@ def test_a_question_about_something_else_is_not_answerable():
     assert not rank("When was the museum opened?", passages=[]).is_answerable
 
 
+def test_the_question_before_does_not_answer_for_one_that_stands_alone():
+    before, question = "How much do tickets cost?", "Which algorithm sorts integers fastest?"
+    assert rank(before).is_answerable
+    assert not rank(question, f"{before} {question}").is_answerable
+
+
 def test_a_follow_up_is_understood_with_the_question_before_it():
     alone, together = rank("And how much?"), rank("And how much?", "What do tickets cost? And how much?")
     assert not alone.is_answerable
