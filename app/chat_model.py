@@ -25,7 +25,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, SecretStr, model_validator
 
 from app.chat_deltas import chunk, chunks, result, says_something
-from app.engine_client import EngineClient, local_client, new_request_id
+from app.engines.client import EngineClient
+from app.engines.in_process import local_client
+from app.engines.request import EngineRequest
 from app.errors import ModelNotFoundError
 from app.messages import from_langchain
 from app.response_format import constraint_of
@@ -64,16 +66,9 @@ class _Call:
     """One request, ready to send: what `_stream`, `_astream` and `_generate` have in common."""
 
     client: EngineClient
-    messages: list[dict[str, Any]]
-    params: dict[str, Any]
-    client_options: dict[str, Any]
+    request: EngineRequest
     model_name: str
-    request_id: str
     timeout: float | None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        return {**self.client_options, "request_id": self.request_id}
 
 
 class ChatRagstone(BaseChatModel):
@@ -182,7 +177,7 @@ class ChatRagstone(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call = self._call(messages, stop, kwargs)
         _refuse_many_answers(call)
-        with closing(call.client.stream_chat_sync(call.messages, call.params, **call.arguments)) as deltas:
+        with closing(call.client.stream_sync(call.request)) as deltas:
             yield from chunks(_until_deadline(deltas, call), call.model_name)
 
     async def _astream(
@@ -195,7 +190,7 @@ class ChatRagstone(BaseChatModel):
         call = await self._acall(messages, stop, kwargs)
         _refuse_many_answers(call)
         # aclosing: the request is aborted before this generator ends, whoever stops reading and in whatever way.
-        async with aclosing(call.client.stream_chat(call.messages, call.params, **call.arguments)) as deltas:
+        async with aclosing(call.client.stream(call.request)) as deltas:
             async for delta in _auntil_deadline(deltas, call):
                 if says_something(delta):
                     yield chunk(delta, call.model_name)
@@ -208,7 +203,7 @@ class ChatRagstone(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self._call(messages, stop, kwargs)
-        with closing(call.client.stream_chat_sync(call.messages, call.params, **call.arguments)) as deltas:
+        with closing(call.client.stream_sync(call.request)) as deltas:
             return result(list(_until_deadline(deltas, call)), call.model_name)
 
     async def _agenerate(
@@ -219,7 +214,7 @@ class ChatRagstone(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = await self._acall(messages, stop, kwargs)
-        async with aclosing(call.client.stream_chat(call.messages, call.params, **call.arguments)) as deltas:
+        async with aclosing(call.client.stream(call.request)) as deltas:
             return result([delta async for delta in _auntil_deadline(deltas, call)], call.model_name)
 
     def bind_tools(
@@ -292,11 +287,10 @@ class ChatRagstone(BaseChatModel):
         client_options = {name: options.pop(name) for name in CLIENT_OPTIONS if name in options}
         return _Call(
             client=self._engine(model),
-            messages=from_langchain(messages),
-            params=self._sampling(stop, options),
-            client_options=client_options,
+            request=EngineRequest(
+                messages=from_langchain(messages), params=self._sampling(stop, options), **client_options
+            ),
             model_name=model,
-            request_id=new_request_id(),
             timeout=timeout,
         )
 
@@ -345,10 +339,10 @@ _register_for_load()
 
 
 def _refuse_many_answers(call: _Call) -> None:
-    if call.params.get("n", 1) != 1:
+    if (n := call.request.params.get("n", 1)) != 1:
         from engine.errors import InvalidParameterError
 
-        raise InvalidParameterError("n", f"{call.params['n']} answers cannot be streamed as one; use generate, or n=1")
+        raise InvalidParameterError("n", f"{n} answers cannot be streamed as one; use generate, or n=1")
 
 
 # ── time limit ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -363,7 +357,7 @@ class _Deadline:
 
     def pass_by(self) -> None:
         self.passed = True
-        self._call.client.abort(self._call.request_id)
+        self._call.client.abort(self._call.request.request_id)
 
     def check(self, delta: "OutputDelta") -> None:
         """Raises if `delta` is the end of an answer that was broken off."""

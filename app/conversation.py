@@ -27,7 +27,7 @@ from app.answering import Answering, Grounding, Material, grounded, left_out, to
 from app.chains import MakeAnswer, State, wordings
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
 from app.continuing import begun, beyond, draft_of, following, plain, require_unfinished
-from app.engine_client import MESSAGE_OVERHEAD_TOKENS
+from app.engines.client import MESSAGE_OVERHEAD_TOKENS
 from app.errors import RequestError
 from app.fixed_texts import about_assistant, texts_for
 from app.history import ConversationStore, Turn, TurnResult

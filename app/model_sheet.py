@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.engine_client import engine_config
+from app.engines.in_process import engine_config
 from app.errors import ModelError
 from app.settings import Settings
 from engine.available_memory import available_bytes

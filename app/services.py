@@ -22,8 +22,10 @@ from app.answering import Answering
 from app.chat_model import ChatRagstone
 from app.conversation import ConversationChain, ModelRoom, turn_writer
 from app.degradation import current_degradation
-from app.engine_backend import EngineBackend, open_backend
-from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, RequestTimes
+from app.engines.backend import EngineBackend, open_backend
+from app.engines.client import MESSAGE_OVERHEAD_TOKENS, RequestTimes
+from app.engines.in_process import InProcessEngineClient
+from app.engines.remote import RemoteEngineClient
 from app.errors import NotReadyError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
@@ -32,7 +34,6 @@ from app.ingestion_jobs import Embedded, IngestionJobs
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
 from app.principal import DEFAULT_USER
-from app.remote_engine import RemoteEngineClient
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
 from app.tracing import note_generation, stage

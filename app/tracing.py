@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import __version__
-from app.engine_client import RequestTimes
+from app.engines.client import RequestTimes
 from app.errors import SettingsError
 from app.request_path import route_path
 from app.settings import Settings

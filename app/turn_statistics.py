@@ -1,15 +1,15 @@
 """What the engine did for one answer: watched at the engine's client, told to the reader, kept with the turn."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
-from app.engine_client import EngineClient
-from app.messages import Message
+from app.engines.client import EngineClient
+from app.engines.request import EngineRequest
 
 if TYPE_CHECKING:
     from engine.outputs import OutputDelta
@@ -71,7 +71,7 @@ class AnswerRecord:
         )
 
     def watch(self, client: EngineClient) -> EngineClient:
-        """The client, its streams of chat noted here."""
+        """The client, its streams noted here."""
         watched: Any = _Watched(client, self)
         return watched  # type: ignore[no-any-return]  # what it does not have itself it passes on
 
@@ -97,20 +97,9 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    async def stream_chat(
-        self, messages: Sequence[Message], params: Mapping[str, Any], **options: Any
-    ) -> "AsyncGenerator[OutputDelta, None]":
+    async def stream(self, request: EngineRequest) -> "AsyncGenerator[OutputDelta, None]":
         self._record.begin()
-        if self._record.continues:
-            # A chat template knows no answer that goes on: its tokens up to the answer, and those of what was said.
-            begun = await asyncio.to_thread(self._begun, messages)
-            stream = self._client.stream_text(begun, params, **options)
-        else:
-            stream = self._client.stream_chat(messages, params, **options)
-        async with aclosing(stream) as deltas:
+        async with aclosing(self._client.stream(replace(request, begins=self._record.continues))) as deltas:
             async for delta in deltas:
                 self._record.note(delta)
                 yield delta
-
-    def _begun(self, messages: Sequence[Message]) -> list[int]:
-        return [*self._client.encode_chat(messages), *self._client.encode(self._record.continues, add_bos=False)]

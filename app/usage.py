@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from app.engine_client import RequestTimes
+from app.engines.client import RequestTimes
 
 FLUSH_S = 5.0
 

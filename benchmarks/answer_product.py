@@ -12,7 +12,8 @@ from app import chains, models
 from app.answering import Answering
 from app.chat_model import ChatRagstone
 from app.conversation import ConversationChain, ModelRoom, turn_writer
-from app.engine_client import MESSAGE_OVERHEAD_TOKENS, InProcessEngineClient, RequestTimes, engine_config
+from app.engines.client import MESSAGE_OVERHEAD_TOKENS, RequestTimes
+from app.engines.in_process import InProcessEngineClient, engine_config
 from app.evaluation.scoring import is_refusal
 from app.memory import MemoryRule
 from app.services import TRUSTED_PARAMETERS

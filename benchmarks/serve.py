@@ -104,7 +104,7 @@ class FakeEngine:
 
     model_name, max_model_len, num_parameters = "fake", 100_000, 2_000_000_000
 
-    async def stream_chat(self, messages: Any, params: Any, **options: Any) -> AsyncIterator[Any]:
+    async def stream(self, request: Any) -> AsyncIterator[Any]:
         from engine.outputs import OutputDelta
 
         for number in range(NUM_PIECES):
@@ -238,7 +238,8 @@ def _chunks_per_s(port: int, requests: Sequence[tuple[str, dict[str, Any]]]) -> 
 
 def overhead(mode: str) -> dict[str, Any]:
     """First token at one client, and tokens a second of 32 streams: the engine alone, through /v1 and through /chat."""
-    from app.engine_client import InProcessEngineClient, engine_config
+    from app.engines.in_process import InProcessEngineClient, engine_config
+    from app.engines.request import EngineRequest
     from app.models import resolve
     from app.settings import Settings
     from engine import AsyncEngine
@@ -247,12 +248,13 @@ def overhead(mode: str) -> dict[str, Any]:
     model, num_tokens = settings.model, 48
 
     async def direct(client: InProcessEngineClient) -> tuple[float, float]:
+        messages = [{"role": "user", "content": QUESTION}]
         params = {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}
 
         async def one() -> float:
             started = time.perf_counter()
             first = 0.0
-            async for delta in client.stream_chat([{"role": "user", "content": QUESTION}], params):
+            async for delta in client.stream(EngineRequest(messages=messages, params=params)):
                 if delta.token_ids and not first:
                     first = time.perf_counter() - started
             return first

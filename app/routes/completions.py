@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from app.engine_client import EngineClient
+from app.engines.client import EngineClient
+from app.engines.request import EngineRequest
 from app.routes import sse
 from app.routes.faults import dump
 from app.routes.openai_reply import DONE, UnknownModelError, check_length, error_event, usage
@@ -54,8 +55,10 @@ class _Completion:
 
     def __init__(self, client: EngineClient, body: CompletionRequest, priority: str) -> None:
         self._body = body
-        sampling = body.sampling()
-        self._streams = [client.stream_text(prompt, sampling, priority=priority) for prompt in body.prompts]
+        params = body.sampling()
+        self._streams = [
+            client.stream(EngineRequest(prompt=prompt, params=params, priority=priority)) for prompt in body.prompts
+        ]
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",

@@ -1,6 +1,6 @@
 """The routes by which an app uses an engine of another process: what `EngineClient` says, over HTTP.
 
-Streams are lines of JSON (`app/engine_wire.py`); who stops reading aborts the request.
+Streams are lines of JSON (`app/engines/wire.py`); who stops reading aborts the request.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from contextlib import aclosing, suppress
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 from starlette.types import Send
 
-from app.engine_client import EngineClient
-from app.engine_wire import error_body, write_delta, write_error, write_stats
+from app.engines.request import EngineRequest, new_request_id
+from app.engines.wire import error_body, write_delta, write_error, write_stats
 from app.errors import NotReadyError
 from app.routes.faults import describe
 from app.routes.sse import AbandonableStream
@@ -27,19 +27,26 @@ logger = logging.getLogger(__name__)
 
 
 class Generation(BaseModel):
-    """A request as `EngineClient.stream_chat` takes it, or, with `prompt` for messages, `stream_text`."""
+    """An `EngineRequest`."""
 
     model_config = ConfigDict(extra="forbid")
 
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, Any]] = []
     prompt: str | list[int] | None = None
+    begins: str = ""
     params: dict[str, Any]
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    request_id: str | None = None
+    request_id: str = Field(default_factory=new_request_id)
     tenant: str = ""
     priority: str = "normal"
+
+    def request(self) -> EngineRequest:
+        """The request. Raises InvalidParameterError where it asks for nothing, or for two things."""
+        if bool(self.messages) == (self.prompt is not None):
+            raise InvalidParameterError("prompt", "give either prompt or messages")
+        return EngineRequest(**dict(self))
 
 
 class Call(BaseModel):
@@ -61,7 +68,7 @@ def create_router(services: Services) -> APIRouter:
     @router.post("/generate")
     async def generate(body: Generation) -> Response:
         """Deltas of an answer, one JSON object a line; an error is the last line."""
-        return DeltaStream(_deltas(services.engine, body))
+        return DeltaStream(services.engine.stream(body.request()))
 
     @router.post("/call")
     async def call(body: Call) -> dict[str, Any]:
@@ -92,21 +99,6 @@ def create_router(services: Services) -> APIRouter:
         return write_stats(watched[1]())
 
     return router
-
-
-def _deltas(engine: EngineClient, body: Generation) -> AsyncGenerator[OutputDelta, None]:
-    options: Any = {"request_id": body.request_id, "tenant": body.tenant, "priority": body.priority}
-    if body.messages is None:
-        if body.prompt is None:
-            raise InvalidParameterError("prompt", "give either prompt or messages")
-        return engine.stream_text(body.prompt, body.params, **options)
-    tools: Any = {
-        "tools": body.tools,
-        "tool_choice": body.tool_choice,
-        "parallel_tool_calls": body.parallel_tool_calls,
-    }
-    messages: Any = body.messages
-    return engine.stream_chat(messages, body.params, **tools, **options)
 
 
 class DeltaStream(AbandonableStream):

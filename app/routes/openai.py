@@ -15,7 +15,8 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from app.chat_deltas import logprob_entry, whole_calls
-from app.engine_client import EngineClient
+from app.engines.client import EngineClient
+from app.engines.request import EngineRequest
 from app.messages import Message
 from app.routes import sse
 from app.routes.faults import dump
@@ -134,11 +135,14 @@ class _Completion:
         yield DONE
 
     async def _deltas(self) -> AsyncIterator[OutputDelta]:
-        stream = self._client.stream_chat(
-            self._messages, self._body.sampling(), **self._body.tool_options, priority=self._priority
+        request = EngineRequest(
+            messages=self._messages,
+            params=self._body.sampling(),
+            priority=self._priority,
+            **self._body.tool_options,
         )
         try:
-            async with aclosing(stream) as deltas:
+            async with aclosing(self._client.stream(request)) as deltas:
                 async for delta in deltas:
                     if delta.finish_reason == "abort":
                         raise EngineDeadError("the engine broke off the answer; it is shutting down")

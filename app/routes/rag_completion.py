@@ -14,7 +14,8 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from app import given_turns
-from app.engine_client import EngineClient
+from app.engines.client import EngineClient
+from app.engines.request import EngineRequest
 from app.messages import Message
 from app.principal import current_principal
 from app.routes import sse
@@ -138,10 +139,10 @@ class _Counted:
         reasons = [delta.finish_reason for last in self._last for delta in last.values()]
         return (reasons[-1] if reasons else None) or "stop"
 
-    async def stream_chat(self, *arguments: Any, **options: Any) -> AsyncGenerator[OutputDelta, None]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
         last: dict[int, OutputDelta] = {}
         self._last.append(last)
-        async with aclosing(self._client.stream_chat(*arguments, **options)) as deltas:
+        async with aclosing(self._client.stream(request)) as deltas:
             async for delta in deltas:
                 last[delta.index] = delta
                 yield delta

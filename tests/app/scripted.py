@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
 
+from app.engines.request import EngineRequest
 from engine.errors import PromptTooLongError
 from engine.outputs import OutputDelta
 from engine.sampling_params import SamplingParams
@@ -44,26 +45,13 @@ class ScriptedEngineClient:
         self.produced = 0
         self.last_request_id = ""
 
-    async def stream_chat(
-        self,
-        messages: Sequence[dict[str, Any]],
-        params: Mapping[str, Any],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None,
-        parallel_tool_calls: bool | None = None,
-        request_id: str | None = None,
-        tenant: str = "",
-        priority: str = "normal",
-    ) -> AsyncGenerator[OutputDelta, None]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
         self.open += 1
         try:
-            for delta in self._deltas(
-                messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r", priority
-            ):
+            for delta in self._deltas(request):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                if request_id in self.aborted:
+                if request.request_id in self.aborted:
                     yield self._end(delta, "abort")
                     return
                 self.produced += 1
@@ -71,39 +59,19 @@ class ScriptedEngineClient:
         finally:
             self.open -= 1
 
-    def stream_chat_sync(
-        self,
-        messages: Sequence[dict[str, Any]],
-        params: Mapping[str, Any],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: Any = None,
-        parallel_tool_calls: bool | None = None,
-        request_id: str | None = None,
-        tenant: str = "",
-        priority: str = "normal",
-    ) -> Generator[OutputDelta, None, None]:
+    def stream_sync(self, request: EngineRequest) -> Generator[OutputDelta, None, None]:
         self.open += 1
         try:
-            for delta in self._deltas(
-                messages, params, (tools, tool_choice, parallel_tool_calls), request_id or "r", priority
-            ):
+            for delta in self._deltas(request):
                 if self.delay_s:
                     time.sleep(self.delay_s)
-                if request_id in self.aborted:
+                if request.request_id in self.aborted:
                     yield self._end(delta, "abort")
                     return
                 self.produced += 1
                 yield delta
         finally:
             self.open -= 1
-
-    async def stream_text(
-        self, prompt: Sequence[Any], params: Mapping[str, Any], **options: Any
-    ) -> AsyncGenerator[OutputDelta, None]:
-        messages = [{"role": "text", "content": " ".join(map(str, prompt))}]
-        async for delta in self.stream_chat(messages, params, **options):
-            yield delta
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[str]:
         return text.split()
@@ -120,23 +88,19 @@ class ScriptedEngineClient:
     def check_health(self) -> str:
         return "ready"
 
-    def _deltas(
-        self,
-        messages: Sequence[dict[str, Any]],
-        params: Mapping[str, Any],
-        tool_options: tuple[Any, Any, Any],
-        request_id: str,
-        priority: str,
-    ) -> Generator[OutputDelta, None, None]:
-        SamplingParams.from_mapping(params)
-        num_prompt = sum(self.count_tokens(message["content"]) for message in messages)
+    def _deltas(self, request: EngineRequest) -> Generator[OutputDelta, None, None]:
+        SamplingParams.from_mapping(request.params)
+        messages = list(request.messages)
+        if request.prompt is not None:
+            messages = [{"role": "text", "content": request.prompt}]
+        num_prompt = sum(self.count_tokens(str(message["content"])) for message in messages)
         if num_prompt > self.max_model_len:
             raise PromptTooLongError(num_prompt, self.max_model_len, 1)
-        self.last_request_id = request_id
-        tools, choice, parallel = tool_options
+        request_id = self.last_request_id = request.request_id
         self.requests.append(
-            {"messages": list(messages), "params": dict(params), "tools": tools}
-            | {"tool_choice": choice, "parallel_tool_calls": parallel, "priority": priority}
+            {"messages": messages, "params": dict(request.params), "tools": request.tools}
+            | {"tool_choice": request.tool_choice, "parallel_tool_calls": request.parallel_tool_calls}
+            | {"priority": request.priority, "begins": request.begins}
         )
         for number, piece in enumerate(self.pieces):
             if self.error is not None and number == self.error_after:

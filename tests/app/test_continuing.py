@@ -48,8 +48,9 @@ async def test_a_cut_answer_goes_on_where_it_ended_and_stays_one_turn(tmp_path):
     (turn,) = made.turns()
     assert (turn.answer, turn.finish_reason) == ("Employees earn 6 hours of leave. That is all.", "stop")
     assert (turn.question, turn.interrupted, len(made.searches)) == (QUESTION, False, 1)
-    prompt = made.client.requests[2]["messages"][0]["content"]
-    assert prompt.endswith(f"{QUESTION} Employees earn 6 hours of leave.")
+    request = made.client.requests[2]
+    assert request["messages"][-1]["content"].endswith(QUESTION)
+    assert request["begins"] == "Employees earn 6 hours of leave."
 
 
 async def test_a_stopped_answer_goes_on(tmp_path):
@@ -83,7 +84,7 @@ async def test_marked_sentences_are_checked_whole_whatever_was_cut(tmp_path):
     (turn,) = made.turns()
     assert turn.answer == f"{SENTENCE} [1] Unused leave is paid out. [1]"
     assert [sentence["text"] for sentence in turn.grounding["sentences"]] == [SENTENCE, "Unused leave is paid out."]
-    assert made.client.requests[1]["messages"][0]["content"].endswith(f"{SENTENCE} Unused leave is")
+    assert made.client.requests[1]["begins"] == f"{SENTENCE} Unused leave is"
 
 
 async def test_a_stopped_strict_answer_is_told_to_its_end(tmp_path):
@@ -132,7 +133,8 @@ async def test_an_answer_without_passages_goes_on_in_the_words_of_the_model(tmp_
     assert (turn.answer, turn.sources, made.searches) == ("Employees earn much leave.", (), [])
     assert (turn.grounding or {}).get("state") == (mode and "unchecked")
     assert turn.statistics["num_output_tokens"] == 2
-    assert made.client.requests[1]["messages"][0]["content"].endswith(f"{QUESTION} Employees earn")
+    request = made.client.requests[1]
+    assert (request["messages"][-1]["content"], request["begins"]) == (QUESTION, "Employees earn")
 
 
 async def test_what_a_turn_asked_is_kept_however_often_it_goes_on(tmp_path):
@@ -170,7 +172,7 @@ async def test_the_words_of_an_unchecked_answer_are_left_as_they_are(tmp_path):
     assert (await go_on(made, " or b [", finish_reason="length"))["answer"] == " or b ["
     assert (await go_on(made, "2]."))["answer"] == "2]."
     assert made.turns()[0].answer == "Take a[0] and a [1] or b [2]."
-    assert made.client.requests[2]["messages"][0]["content"].endswith("Take a[0] and a [1] or b [")
+    assert made.client.requests[2]["begins"] == "Take a[0] and a [1] or b ["
 
 
 @pytest.mark.parametrize("asked_with", [{"retrieval": False}, {"num_passages": 0}])

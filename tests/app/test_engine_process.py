@@ -16,8 +16,8 @@ import pytest
 
 from app import engine_server
 from app.api_keys import KeyStore
-from app.engine_process import EngineProcess, as_environment
-from app.engine_wire import read_error, read_line, write_delta, write_error
+from app.engines.process import EngineProcess, as_environment
+from app.engines.wire import read_error, read_line, write_delta, write_error
 from app.server import create_app
 from app.settings import Settings
 from engine.errors import (

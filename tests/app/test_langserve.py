@@ -438,7 +438,7 @@ def test_an_error_that_comes_late_is_an_event_although_nothing_was_sent(tmp_path
     engine = ScriptedEngineClient()
     with RunningServer(scripted_app(tmp_path, engine, found=[])) as server:
         server.wait_until_ready()
-        monkeypatch.setattr(engine, "stream_chat", slowly_failing)
+        monkeypatch.setattr(engine, "stream", slowly_failing)
         response = server.post("/llm/stream", question("hi"))
     assert response.status_code == 200
     assert [name for name, _ in events(response.text)] == ["error"]

@@ -13,7 +13,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from pydantic import BaseModel
 
 from app.chat_model import ChatRagstone
-from app.engine_client import local_client
+from app.engines.in_process import local_client
 from app.history import RagstoneChatMessageHistory
 from app.sqlite_history import SQLiteConversationStore
 from engine.errors import PromptTooLongError

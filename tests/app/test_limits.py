@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from app import cli
 from app.api_keys import KeyStore
-from app.engine_client import RequestTimes
+from app.engines.client import RequestTimes
 from app.limits import LimitError, Limits, TenantLimits
 from app.usage import Counts, UsageStore
 from engine.outputs import EngineStats

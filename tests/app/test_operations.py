@@ -14,7 +14,7 @@ from app import cli
 from app.api_keys import KeyStore
 from app.backup import MANIFEST, BackupError, backup, restore
 from app.doctor import examine
-from app.engine_client import RequestTimes
+from app.engines.client import RequestTimes
 from app.errors import DataFolderError
 from app.history import TurnResult
 from app.metrics import ServerMetrics

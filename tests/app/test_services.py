@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from app import services as services_module
-from app.engine_client import engine_config, local_client
+from app.engines.in_process import engine_config, local_client
+from app.engines.request import EngineRequest
 from app.errors import DataFolderError, ModelNotFoundError, NotReadyError
 from app.services import HANDBOOK, Services
 from app.settings import Settings
@@ -140,9 +141,9 @@ async def test_a_request_that_cannot_be_served_is_refused_before_the_first_delta
         ({"max_tokens": 9000}, PromptTooLongError),
     ):
         with pytest.raises(error):
-            await anext(client.stream_chat(messages, params))
+            await anext(client.stream(EngineRequest(messages=messages, params=params)))
         with pytest.raises(error):
-            next(client.stream_chat_sync(messages, params))
+            next(client.stream_sync(EngineRequest(messages=messages, params=params)))
 
 
 async def test_times_of_every_request_are_told_however_it_ends(chat_model_path):
@@ -150,8 +151,9 @@ async def test_times_of_every_request_are_told_however_it_ends(chat_model_path):
     client = local_client(MODEL)
     client._on_end = seen.append
     messages = [{"role": "user", "content": "Name the capital of Italy."}]
-    _ = [delta async for delta in client.stream_chat(messages, {"max_tokens": 2, "temperature": 0})]
-    stream = client.stream_chat_sync(messages, {"max_tokens": 200, "ignore_eos": True})
+    short = EngineRequest(messages=messages, params={"max_tokens": 2, "temperature": 0})
+    _ = [delta async for delta in client.stream(short)]
+    stream = client.stream_sync(EngineRequest(messages=messages, params={"max_tokens": 200, "ignore_eos": True}))
     next(stream)
     stream.close()
     finished, left = seen

@@ -9,7 +9,8 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from app.engine_client import RequestTimes
+from app.engines.client import RequestTimes
+from app.engines.request import EngineRequest
 from app.tracing import note_generation
 from engine.outputs import OutputDelta
 from tests.app.scripted import ScriptedEngineClient
@@ -24,9 +25,9 @@ class TimedEngine(ScriptedEngineClient):
 
     on_end: Any = None
 
-    async def stream_chat(self, messages: Any, params: Any, **options: Any) -> AsyncGenerator[OutputDelta, None]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
         times = RequestTimes(tenant="t")
-        async for delta in super().stream_chat(messages, params, **options):
+        async for delta in super().stream(request):
             times.note(delta)
             yield delta
         times.end()

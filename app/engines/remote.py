@@ -1,4 +1,4 @@
-"""The client for an engine of another process: the child of `app/engine_process.py`, or `ragstone engine` by URL.
+"""The client for an engine of another process: the child of `app/engines/process.py`, or `ragstone engine` by URL.
 
 Answers, errors and metrics are those of the engine in this process; only the border is another. Reading less than all
 of a stream closes its connection, which aborts the request there.
@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import httpx
 import orjson
 
 from app.degradation import current_degradation
-from app.engine_client import RequestTimes, new_request_id
-from app.engine_wire import DeltaReader, read_error, read_stats
+from app.engines.client import RequestTimes
+from app.engines.request import EngineRequest
+from app.engines.wire import DeltaReader, read_error, read_stats
 from app.errors import NotReadyError
 from app.messages import Message
 from app.principal import current_principal
@@ -96,36 +98,8 @@ class RemoteEngineClient:
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        params: Mapping[str, Any],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
-        request_id: str | None = None,
-        tenant: str = "",
-        priority: str = "normal",
-    ) -> AsyncGenerator[OutputDelta, None]:
-        choice = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
-        return self._stream({"messages": messages, **choice}, params, request_id, tenant, priority)
-
-    def stream_text(
-        self,
-        prompt: str | Sequence[int],
-        params: Mapping[str, Any],
-        *,
-        request_id: str | None = None,
-        tenant: str = "",
-        priority: str = "normal",
-    ) -> AsyncGenerator[OutputDelta, None]:
-        return self._stream({"prompt": prompt}, params, request_id, tenant, priority)
-
-    async def _stream(
-        self, given: dict[str, Any], params: Mapping[str, Any], request_id: str | None, tenant: str, priority: str
-    ) -> AsyncGenerator[OutputDelta, None]:
-        body, times = self._body(given, params, request_id, tenant, priority)
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
+        body, times = self._body(request)
         try:
             deadline = time.monotonic() + self._starting_s
             while True:
@@ -155,23 +129,11 @@ class RemoteEngineClient:
         finally:
             self._end(times)
 
-    def stream_chat_sync(
-        self,
-        messages: Sequence[Message],
-        params: Mapping[str, Any],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool | None = None,
-        request_id: str | None = None,
-        tenant: str = "",
-        priority: str = "normal",
-    ) -> Generator[OutputDelta, None, None]:
-        choice = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
-        body, times = self._body({"messages": messages, **choice}, params, request_id, tenant, priority)
+    def stream_sync(self, request: EngineRequest) -> Generator[OutputDelta, None, None]:
+        body, times = self._body(request)
         try:
-            request = self._sync.build_request("POST", "/engine/generate", content=body, timeout=_PATIENT)
-            with contextlib.closing(self._patiently(lambda: self._sync.send(request, stream=True))) as response:
+            sent = self._sync.build_request("POST", "/engine/generate", content=body, timeout=_PATIENT)
+            with contextlib.closing(self._patiently(lambda: self._sync.send(sent, stream=True))) as response:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, response.read())
                 reader = DeltaReader()
@@ -256,14 +218,11 @@ class RemoteEngineClient:
                 self._clients[loop] = client
             return client
 
-    def _body(
-        self, given: dict[str, Any], params: Mapping[str, Any], request_id: str | None, tenant: str, priority: str
-    ) -> tuple[bytes, RequestTimes]:
-        tenant = tenant or current_principal().tenant
-        params = current_degradation().sampling(params)
-        rest = {"params": params, "request_id": request_id or new_request_id(), "priority": priority}
+    def _body(self, request: EngineRequest) -> tuple[bytes, RequestTimes]:
+        tenant = request.tenant or current_principal().tenant
+        params = current_degradation().sampling(request.params)
         times = RequestTimes(max_tokens=params.get("max_tokens"), n=params.get("n") or 1, tenant=tenant)
-        return json.dumps({**given, **rest, "tenant": tenant}, default=list).encode(), times
+        return json.dumps(vars(replace(request, params=params, tenant=tenant)), default=list).encode(), times
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         body = json.dumps({"method": method, "arguments": arguments, "options": options}, default=list).encode()

@@ -1,6 +1,6 @@
 """Where the engine runs, behind one face: in this process, in a child that is looked after, or elsewhere by URL.
 
-`app/engine_client.py` is how it is asked; this is how it is started, watched and ended.
+`app/engines/client.py` is how it is asked; this is how it is started, watched and ended.
 """
 
 import logging
@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from app import models
-from app.engine_client import InProcessEngineClient, RequestTimes, engine_config
+from app.engines.client import RequestTimes
+from app.engines.in_process import InProcessEngineClient, engine_config
+from app.engines.remote import RemoteEngineClient
 from app.errors import StartupError
-from app.remote_engine import RemoteEngineClient
 from app.settings import Settings
 from engine.errors import EngineError
 from engine.outputs import EngineStats
@@ -119,7 +120,7 @@ def open_backend(
         backend.start()
         return backend
     if settings.engine_mode == "process":
-        from app.engine_process import EngineProcess
+        from app.engines.process import EngineProcess
 
         backend = EngineProcess(settings, model_name=model_name, on_end=on_end)
         backend.start()

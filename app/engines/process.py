@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from app.child_process import die_with_parent
-from app.engine_backend import FIRST_START_S, POLL_S, RemoteBackend
-from app.engine_client import RequestTimes
+from app.engines.backend import FIRST_START_S, POLL_S, RemoteBackend
+from app.engines.client import RequestTimes
+from app.engines.remote import RemoteEngineClient
 from app.errors import StartupError
-from app.remote_engine import RemoteEngineClient
 from app.settings import PREFIX, Settings
 from engine.errors import EngineError
 
@@ -123,7 +123,7 @@ class EngineProcess(RemoteBackend):
         self._process = subprocess.Popen(
             [sys.executable, "-m", "app", "engine", "--socket", str(self._socket)],
             env={**os.environ, **as_environment(self._settings), "PYTHONUNBUFFERED": "1"},
-            cwd=Path(__file__).resolve().parent.parent,
+            cwd=Path(__file__).resolve().parent.parent.parent,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl+C is ours to handle
             preexec_fn=die_with_parent(os.getpid()),
