@@ -98,7 +98,7 @@ class RequestTimes:
 
     def note(self, delta: "OutputDelta") -> None:
         """Takes one delta into account."""
-        if self.first_token is None and delta.token_ids:
+        if self.first_token is None and delta.num_output_tokens:
             self.first_token = time.monotonic()
         self.num_prompt_tokens = delta.num_prompt_tokens
         self.num_cached_tokens = delta.num_cached_tokens

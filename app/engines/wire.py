@@ -47,6 +47,10 @@ class DeltaReader:
         *lines, self._rest = (self._rest + piece).split(b"\n")
         return map(read_line, lines)
 
+    def close(self) -> Iterator[OutputDelta]:
+        """None: every line is whole by itself."""
+        return iter(())
+
 
 def read_line(line: bytes) -> OutputDelta:
     """The delta of a line. Raises the error that a line holds, as the class it had there."""
