@@ -93,7 +93,12 @@ class ChatOptions(BaseModel):
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
-    model: str | None = Field(default=None, max_length=1000, description="The chat model's name on /v1.")
+    model: str | None = Field(
+        default=None, max_length=1000, description="A chat model's name on /v1; null leaves the choice to the server."
+    )
+    private: bool = Field(
+        default=False, strict=True, description="Show the question, and what is found, to models of this machine only."
+    )
     temperature: float | None = Field(default=None, ge=0.0, le=2.0, strict=True, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, strict=True, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, ge=1, strict=True, description="Longest answer in tokens.")

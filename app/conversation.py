@@ -11,10 +11,10 @@ import copy
 import logging
 import queue
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForChainRun
@@ -23,8 +23,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import ensure_config, patch_config
 from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
 
+from app.answerer import Answerer
 from app.answering import Answering, Grounding, Material, grounded, left_out, told, unchecked
-from app.chains import MakeAnswer, State, wordings
+from app.chains import State, wordings
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
 from app.continuing import begun, beyond, draft_of, following, plain, require_unfinished
 from app.engines.client import MESSAGE_OVERHEAD_TOKENS
@@ -32,36 +33,18 @@ from app.errors import RequestError
 from app.fixed_texts import about_assistant, texts_for
 from app.history import ConversationStore, Turn, TurnResult
 from app.memory import MemoryRule
-from app.open_turn import OpenTurn
+from app.open_turn import Choice, OpenTurn
 from app.principal import DEFAULT_USER
 from app.small_talk import asks_about_assistant, is_small_talk
 from app.turn_lock import TurnLocks
-from app.turn_prompt import (
-    CountTokens,
-    PassageRule,
-    TurnDraft,
-    Widen,
-    in_their_sections,
-    write_excerpt_turn,
-    write_turn,
-)
+from app.turn_prompt import PassageRule, TurnDraft
 from engine.errors import PromptTooLongError
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class ModelRoom:
-    """How many tokens a model takes, and what of them is spoken for."""
-
-    max_model_len: int
-    max_tokens: int
-    system_tokens: int
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens that system prompt, history and question may take together."""
-        return self.max_model_len - self.max_tokens
+EarlierTurns = Callable[[str, str], Sequence[Turn]]
+Choose = Callable[[OpenTurn, EarlierTurns], Choice]
+"""Tells who answers a turn. Blocks: a model may have to be loaded, and the earlier turns may have to be read."""
 
 
 class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
@@ -74,29 +57,21 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
     def __init__(
         self,
         *,
-        retrieval: Runnable[State, State],
-        answer: MakeAnswer,
+        answerer: Answerer,
         store: ConversationStore,
         locks: TurnLocks,
         memory: MemoryRule,
         passages: PassageRule,
-        room: ModelRoom,
-        count_tokens: CountTokens,
-        answering: Answering | None = None,
-        settings: Mapping[str, Any] | None = None,
+        choose: Choose | None = None,
     ) -> None:
-        """`settings` are those that answers are made with, where a turn's options name no others: kept with turns."""
+        """`choose` tells which model answers a turn; None: `answerer` answers all."""
         self.name = "chat"
-        self._retrieval = retrieval
-        self._answer = answer
+        self._answerer = answerer
+        self._choose = choose
         self._store = store
         self._locks = locks
         self._memory = memory
         self._passages = passages
-        self._room = room
-        self._count_tokens = count_tokens
-        self._answering = answering
-        self._settings = dict(settings or {})
         self._closing: set[asyncio.Task[None]] = set()
         self._open_turns: list[OpenTurn] = []
 
@@ -164,10 +139,10 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         while self._closing:
             await asyncio.wait(self._closing)
 
-    def over(self, store: ConversationStore, answer: MakeAnswer, room: ModelRoom) -> "ConversationChain":
-        """The same chain over another store, with another way to write the answer and the room that it has."""
+    def over(self, store: ConversationStore, answerer: Answerer) -> "ConversationChain":
+        """The same chain over another store, answered by this one."""
         chain = copy.copy(self)
-        chain._store, chain._locks, chain._answer, chain._room = store, TurnLocks(), answer, room
+        chain._store, chain._locks, chain._answerer, chain._choose = store, TurnLocks(), answerer, None
         return chain
 
     # ── one turn ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -182,7 +157,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         options = ChatOptions.of(configurable)
         question = question_of([given async for given in inputs][-1], may_be_empty=options.continue_turn)
         user = configurable.get("user") or DEFAULT_USER
-        turn = OpenTurn(user, session_of(configurable), question, options, answering=self._answering)
+        turn = OpenTurn(user, session_of(configurable), question, options, self._answerer)
         child = patch_config(config, callbacks=run_manager.get_child())
         self._open_turns.append(turn)
         try:
@@ -191,9 +166,11 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             self._open_turns.remove(turn)
             raise
         try:
+            if self._choose is not None:
+                turn.take(await asyncio.to_thread(self._choose, turn, self._store.turns))
             state = await asyncio.to_thread(self._open, turn)
             if "turn" not in state:
-                state = await self._retrieval.ainvoke(state, child)
+                state = await turn.answerer.retrieval.ainvoke(state, child)
             turn.draft = state["turn"]
             yield AddableDict(sources=state["turn"].sources)
             async with aclosing(self._pieces(turn, state, child)) as pieces:
@@ -235,10 +212,17 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         # What is said in a strict answer is not the model's words; of a marked one all is but the marks.
         if answering is None or answering.mode != "strict" or not is_checked:
             turn.record.continues = (plain(said) if is_checked else said).rstrip()
-        chain = self._answer(turn.options.sampling, turn.record)
+        chain = turn.answerer.answer(turn.options.sampling, turn.record)
+
+        stream: AsyncIterator[str] = chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
+        is_weak = turn.answerer.is_weak if is_checked and not state["own_reply"] else None
+        if answering is not None and is_weak is not None:  # by its first words it is known who answers
+            stream = begun(await anext(stream, ""), stream)
+            if turn.record.model is not None and await asyncio.to_thread(is_weak, turn.record.model):
+                answering = turn.answering = replace(answering, mode="strict")
 
         def deltas() -> AsyncIterator[str]:
-            return chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
+            return stream
 
         def whole() -> AsyncIterator[str]:
             return begun(turn.record.continues, deltas())
@@ -265,18 +249,19 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
     def _open(self, turn: OpenTurn) -> State:
         """Notes the question and chooses what the model is shown. Blocks; runs in a worker thread."""
         options = turn.options
-        turns = [self._sized(earlier) for earlier in self._store.turns(*turn.key)]
+        turns = [_sized(earlier, turn.answerer) for earlier in self._store.turns(*turn.key)]
+        room = turn.answerer.room
         if options.continue_turn:
             turn.go_on(require_unfinished(turns.pop() if turns else None))
             options = turn.options
-        begins = self._size(turn.began) if turn.began else 0
+        begins = _size(turn.began, turn.answerer) if turn.began else 0
         # The prompt of an answer that goes on is written, passages and all.
         asked = turn.continues.prompt if turn.continues and turn.began else ""
-        fixed = self._room.system_tokens + self._size(asked or turn.question) + begins
-        max_tokens = self._room.max_tokens if options.max_tokens is None else options.max_tokens
-        room = replace(self._room, max_tokens=max_tokens).prompt_tokens
-        if fixed > room:
-            raise PromptTooLongError(fixed, self._room.max_model_len, max_tokens)
+        fixed = room.system_tokens + _size(asked or turn.question, turn.answerer) + begins
+        max_tokens = room.max_tokens if options.max_tokens is None else options.max_tokens
+        prompt_tokens = replace(room, max_tokens=max_tokens).prompt_tokens
+        if fixed > prompt_tokens:
+            raise PromptTooLongError(fixed, room.max_model_len, max_tokens)
         num_passages = self._passages.count if options.num_passages is None else options.num_passages
         wants_passages = options.retrieval and num_passages > 0
         own_reply = ""
@@ -284,8 +269,10 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             wants_passages = False
             own_reply = self._own_reply(turn.answering, turn.question)
         # At most half of what the question leaves, so that passages never push a whole conversation out.
-        passage_tokens = min(self._passages.max_tokens, (room - fixed) // 2) if wants_passages and not asked else 0
-        start = turn.num_turns_left_out = self._window_start(turn, turns, room=room, used=fixed + passage_tokens)
+        half = (prompt_tokens - fixed) // 2
+        passage_tokens = min(self._passages.max_tokens, half) if wants_passages and not asked else 0
+        used = fixed + passage_tokens
+        start = turn.num_turns_left_out = self._window_start(turn, turns, room=prompt_tokens, used=used)
         # A stub that somebody stopped is left out: a small model would take it for the way to answer.
         shown = [
             earlier for earlier in turns[start:] if earlier.messages or (earlier.answer and not earlier.interrupted)
@@ -358,68 +345,26 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             answer=answer,
             sources=draft.sources,
             placed=draft.placed,
-            num_tokens=self._size(draft.prompt) + self._size(answer),
+            num_tokens=_size(draft.prompt, turn.answerer) + _size(answer, turn.answerer),
             interrupted=turn.finish_reason in ("abort", "error"),
             grounding=turn.grounding or (turn.continues.grounding if turn.continues else None),
             finish_reason=turn.finish_reason,
             statistics=turn.statistics,
-            settings={**self._settings, **turn.options.as_settings(), **self._grounding_of(turn)},
+            settings=turn.settings,
         )
         self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
 
-    def _grounding_of(self, turn: OpenTurn) -> dict[str, Any]:
-        """The setting that the turn was checked by: its own, where it began under another than the server's."""
-        if "grounding" not in self._settings:
-            return {}
-        return {"grounding": turn.answering.mode if turn.answering else "off"}
 
-    def _size(self, text: str) -> int:
-        """Tokens of a message with that text."""
-        return self._count_tokens(text) + MESSAGE_OVERHEAD_TOKENS
-
-    def _sized(self, turn: Turn) -> Turn:
-        """The turn with its size; those that LangChain users added by themselves have not been measured."""
-        if turn.num_tokens:
-            return turn
-        return replace(turn, num_tokens=sum(self._size(message.text) for message in _as_sent(turn)))
+def _size(text: str, answerer: Answerer) -> int:
+    """Tokens of a message with that text."""
+    return answerer.count_tokens(text) + MESSAGE_OVERHEAD_TOKENS
 
 
-def turn_writer(
-    rule: PassageRule, count_tokens: CountTokens, answering: Answering | None = None, widen: Widen | None = None
-) -> Callable[[State], TurnDraft]:
-    """`write_turn` for the retrieval chain, over the state that a ConversationChain makes.
-
-    With `widen`, a model that reads whole passages reads them in their sections.
-    """
-
-    def write(state: State) -> TurnDraft:
-        passages = [passage for passage in state["passages"] if passage.score >= rule.min_score]
-        is_checked = answering is not None and state["k"] > 0
-        if answering is not None and is_checked and answering.mode == "strict":
-            return write_excerpt_turn(
-                state["input"],
-                passages,
-                answering.rank(state["queries"], passages),
-                numbers=state["numbers"],
-                next_number=state["next_number"],
-                max_tokens=state["passage_tokens"],
-                count_tokens=count_tokens,
-            )
-        if widen is not None:
-            passages = in_their_sections(passages, state["known"], state["passage_tokens"], widen, count_tokens)
-        draft = write_turn(
-            state["input"],
-            passages,
-            known=state["known"],
-            next_number=state["next_number"],
-            max_tokens=state["passage_tokens"],
-            count_tokens=count_tokens,
-        )
-        if answering is not None and is_checked:
-            draft.ranking = answering.rank(state["queries"], draft.passages)
-        return draft
-
-    return write
+def _sized(turn: Turn, answerer: Answerer) -> Turn:
+    """The turn with its size; those that LangChain users added by themselves have not been measured."""
+    if turn.num_tokens:
+        return turn
+    return replace(turn, num_tokens=sum(_size(message.text, answerer) for message in _as_sent(turn)))
 
 
 def _as_sent(turn: Turn) -> list[BaseMessage]:

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from app import __version__
 from app.api_keys import KeyStore
 from app.browser_guard import BrowserGuard
+from app.engines.model_table import local_settings
 from app.metrics import ServerMetrics
 from app.preflight import keys_required
 from app.request_id import RequestIds
@@ -40,8 +41,7 @@ class EngineServices(Services):
         self._loaded = False
         self._draining = False
         self._closing = threading.Event()
-        self._backend = None
-        self._client = None
+        self._read_table(())
 
     @property
     def served_models(self) -> tuple[str, ...]:
@@ -52,13 +52,12 @@ class EngineServices(Services):
 
     async def close(self) -> None:
         self._closing.set()
-        if self._backend is not None:
-            await asyncio.to_thread(self._backend.drain, 0.0)
+        await asyncio.to_thread(self.pool.drain, 0.0)
 
 
 def create_app(settings: Settings, socket: Path | None = None) -> FastAPI:
     """The application. Behind a Unix socket, which only its owner can open, it asks for no keys."""
-    local = settings.model_copy(update={"engine_mode": "in-process", "engine_url": None})
+    local = local_settings(settings).model_copy(update={"engine_mode": "in-process"})
     services = EngineServices(local)
     keys = KeyStore(settings.keys_path) if socket is None and keys_required(settings) else None
 

@@ -192,6 +192,17 @@ class NotFoundError(RequestError):
     status_code = 404
 
 
+class UnknownModelError(RequestError):
+    """A model that this server does not serve, or not for this."""
+
+    code = "model_not_found"
+    status_code = 404
+
+    def __init__(self, name: str, *served: str, field: str = "model") -> None:
+        names = " and ".join(repr(model) for model in served)
+        super().__init__(f"The model {name!r} does not exist here; this server serves {names}.", field=field)
+
+
 class ConflictError(RequestError):
     """A request that does not go with what there is: a name that is taken, an answer that is complete."""
 

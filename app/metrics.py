@@ -4,7 +4,7 @@ Gauges and counters of the engine are read when scraped; times are observed when
 is the engine's business (`EngineStats`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -43,7 +43,13 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._engine: tuple[str, Callable[[], EngineStats]] | None = None
+        self._engines: dict[str, Callable[[], EngineStats]] = {}
+        self._routed = Counter(
+            "ragstone:routed_requests",
+            "Requests by the model that was asked, and why: its name, a rule, as default, or for one that failed.",
+            ["model", "reason"],
+            registry=self.registry,
+        )
         self.registry.register(_EngineCollector(self))
         self.retrieval_seconds = Histogram(
             "ragstone:retrieval_time_seconds", "Time of one search.", buckets=RETRIEVAL_BUCKETS, registry=self.registry
@@ -80,18 +86,24 @@ class ServerMetrics:
 
     @property
     def engine(self) -> tuple[str, Callable[[], EngineStats]] | None:
-        """Model name and statistics of the engine; None until there is one."""
-        return self._engine
+        """Name and statistics of the default model, which is watched first; None until there is one."""
+        return next(iter(self._engines.items()), None)
+
+    @property
+    def engines(self) -> Mapping[str, Callable[[], EngineStats]]:
+        """Statistics of every model that is watched, by name."""
+        return self._engines
+
+    def count_routed(self, model_name: str, reason: str) -> None:
+        """A model is asked for an answer."""
+        self._routed.labels(model_name, reason).inc()
 
     def watch(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
-        """From now on, scrapes show this engine."""
-        self._engine = (model_name, stats)
+        """From now on, scrapes show this model too."""
+        self._engines[model_name] = stats
 
-    def observe(self, times: RequestTimes) -> None:
-        """Takes a request that has ended into account."""
-        if self._engine is None:
-            return
-        model = self._engine[0]
+    def observe(self, model: str, times: RequestTimes) -> None:
+        """Takes a request to a model that has ended into account."""
         self._success.labels(model, times.finish_reason).inc()
         self._of_tenant["requests"].labels(times.tenant).inc()
         self._of_tenant["prompt_tokens"].labels(times.tenant).inc(times.num_prompt_tokens)
@@ -125,31 +137,34 @@ class _EngineCollector(Collector):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:
-        if self._metrics.engine is None:
+        read = {model: stats() for model, stats in self._metrics.engines.items()}
+        if not read:
             return
-        model, read = self._metrics.engine
-        stats = read()
         for name, text, value in _GAUGES:
             gauge = GaugeMetricFamily(f"ragstone:{name}", text, labels=["model_name"])
-            gauge.add_metric([model], value(stats))
+            for model, stats in read.items():
+                gauge.add_metric([model], value(stats))
             yield gauge
         waiting = GaugeMetricFamily(
             "ragstone:num_requests_waiting_by_priority",
             "Requests that wait, by class.",
             labels=["model_name", "priority"],
         )
-        for priority, number in stats.num_waiting_by_priority.items():
-            waiting.add_metric([model, priority], number)
+        for model, stats in read.items():
+            for priority, number in stats.num_waiting_by_priority.items():
+                waiting.add_metric([model, priority], number)
         yield waiting
         for name, text, value in _COUNTERS:
             counter = CounterMetricFamily(f"ragstone:{name}", text, labels=["model_name"])
-            counter.add_metric([model], value(stats))
+            for model, stats in read.items():
+                counter.add_metric([model], value(stats))
             yield counter
         by_position = CounterMetricFamily(
             "ragstone:spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens accepted, by their position in the draft.",
             labels=["model_name", "position"],
         )
-        for position, count in enumerate(stats.num_accepted_by_position):
-            by_position.add_metric([model, str(position)], count)
+        for model, stats in read.items():
+            for position, count in enumerate(stats.num_accepted_by_position):
+                by_position.add_metric([model, str(position)], count)
         yield by_position

@@ -3,12 +3,22 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from app.answerer import Answerer
 from app.answering import Answering
 from app.chat_schema import ChatOptions
 from app.continuing import answering_of, options_of, was_unchecked, without_last_mark
 from app.history import FinishReason, Turn, new_turn_id
+from app.privacy import note_private
 from app.turn_prompt import TurnDraft
 from app.turn_statistics import AnswerRecord
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Who answers a turn, and whether the turn is private."""
+
+    answerer: Answerer
+    private: bool = False
 
 
 @dataclass
@@ -22,11 +32,13 @@ class OpenTurn:
     session_id: str
     question: str
     options: ChatOptions
+    answerer: Answerer
+    private: bool = False
     index: int | None = None
     turn_id: str = field(default_factory=new_turn_id)
     draft: TurnDraft | None = None
     continues: Turn | None = None
-    answering: Answering | None = None
+    answering: Answering | None = field(init=False)
     began: str = ""
     answer: list[str] = field(default_factory=list)
     record: AnswerRecord = field(default_factory=AnswerRecord)
@@ -34,6 +46,29 @@ class OpenTurn:
     grounding: dict[str, Any] | None = None
     refused: bool = False
     finish_reason: FinishReason = "abort"
+
+    def __post_init__(self) -> None:
+        self.answering = self.answerer.answering
+
+    def take(self, choice: Choice) -> None:
+        """It is answered so."""
+        self.answerer, self.private = choice.answerer, choice.private
+        self.answering = self.answerer.answering
+        if self.private:
+            note_private()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its answer is made with, as it is kept with the turn.
+
+        How it is checked is its own, where it began under another setting than the server's.
+        """
+        made = {**self.answerer.settings, **self.options.as_settings()}
+        if "model" in self.answerer.settings:
+            made["model"] = self.record.model or self.answerer.settings["model"]
+        if "grounding" in self.answerer.settings:
+            made["grounding"] = self.answering.mode if self.answering else "off"
+        return {**made, "private": True} if self.private else made
 
     @property
     def key(self) -> tuple[str, str]:

@@ -194,6 +194,16 @@ def readiness(api: str, timeout_s: float = 2.0) -> str:
         return "does not answer"
 
 
+def model_states(api: str, timeout_s: float = 5.0) -> dict[str, str]:
+    """The chat models of the server at this address, and how each is; none where it does not say."""
+    try:
+        with _open(f"{api}/v1/models", timeout_s) as reply:
+            entries = json.loads(reply.read())["data"]
+        return {str(entry["id"]): str(entry["state"]) for entry in entries if "state" in entry}
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return {}
+
+
 def answers(url: str, timeout_s: float = 2.0) -> bool:
     """Whether something there speaks HTTP."""
     try:
@@ -206,8 +216,10 @@ def answers(url: str, timeout_s: float = 2.0) -> bool:
 
 
 def _open(url: str, timeout_s: float) -> Any:
+    key = os.environ.get("RAGSTONE_API_KEY")
+    asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     # No proxy: the address is on this machine, whatever http_proxy says.
-    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=timeout_s)
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=timeout_s)
 
 
 # ── signals ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,14 +18,14 @@ from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
 
 from app import chains
-from app.answering import Answering
-from app.chat_model import ChatRagstone
-from app.conversation import ConversationChain, ModelRoom, turn_writer
+from app.answerers import Answerers
+from app.conversation import ConversationChain, EarlierTurns
 from app.degradation import current_degradation
-from app.engines.backend import EngineBackend, open_backend
-from app.engines.client import MESSAGE_OVERHEAD_TOKENS, RequestTimes
-from app.engines.in_process import InProcessEngineClient
-from app.engines.remote import RemoteEngineClient
+from app.engines.backend import EngineHandle
+from app.engines.client import RequestTimes
+from app.engines.model_table import ModelTable
+from app.engines.pool import ModelPool
+from app.engines.routing import Asked, Candidate, Route, RoutedClient, Router, estimated_tokens
 from app.errors import NotReadyError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
@@ -33,13 +33,15 @@ from app.history_url import open_history
 from app.ingestion_jobs import Embedded, IngestionJobs
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
-from app.principal import DEFAULT_USER
+from app.open_turn import Choice, OpenTurn
+from app.principal import DEFAULT_USER, current_principal
+from app.privacy import is_private
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
 from app.tracing import note_generation, stage
 from app.turn_lock import TurnLocks
-from app.turn_prompt import PassageRule
-from retrieval.records import IngestResult, Passage
+from app.turn_prompt import CountTokens
+from retrieval.records import Filter, IngestResult, Passage
 
 if TYPE_CHECKING:
     from retrieval import KnowledgeBase
@@ -52,10 +54,12 @@ HANDBOOK_COLLECTION = "handbook"
 
 # The name on /v1 under which the chat model answers from the documents.
 RAG_MODEL = "ragstone-rag"
+# The name under which the rules choose the chat model that answers alone.
+AUTO_MODEL = "ragstone-auto"
 
-# Models with fewer parameters rewrite follow-up questions worse than search can do without them, and their answers are
-# held to the sources.
-TRUSTED_PARAMETERS = 1_000_000_000
+# Documents that say of themselves that they are private, as in the front matter of a Markdown file.
+PRIVATE_VALUES = ("true", "True", "yes", True)
+PRIVATE_DOCUMENTS = Filter(metadata={"private": PRIVATE_VALUES})
 
 # How long a client that came too early should wait before it asks again.
 RETRY_AFTER_S = 2
@@ -65,7 +69,6 @@ DRAIN_S = 5.0
 DRAIN_POLL_S = 0.02
 
 Status = Literal["starting", "ready", "degraded", "unhealthy", "draining"]
-EngineHandle = InProcessEngineClient | RemoteEngineClient
 T = TypeVar("T")
 
 
@@ -75,6 +78,7 @@ class Services:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = ServerMetrics()
+        self._read_table((RAG_MODEL, AUTO_MODEL, self.embedding_model_name, self.reranker_model_name or RAG_MODEL))
         self.locks = TurnLocks()
         self.history: ConversationStore = open_history(settings)
         self.uploads = settings.data_dir / "uploads"
@@ -89,13 +93,16 @@ class Services:
         self._loaded = False
         self._closing = threading.Event()
         self._draining = False
-        self._backend: EngineBackend | None = None
-        self._client: EngineHandle | None = None
         self._knowledge_base: KnowledgeBase | None = None
         self._chat: ConversationChain | None = None
         self._llm: Runnable[dict[str, Any], str] | None = None
         self._retrieve: Runnable[dict[str, Any], list[Document]] | None = None
-        self._model: ChatRagstone | None = None
+        self._answerers: Answerers | None = None
+
+    def _read_table(self, reserved: Sequence[str]) -> None:
+        self.table = ModelTable.of(self.settings, reserved)
+        self.router = Router(self.table)
+        self.pool = ModelPool(self.table, self.settings, self.metrics, self.observe)
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -103,19 +110,16 @@ class Services:
         """How the server is, and why."""
         if self.load_error is not None:
             return "unhealthy", str(self.load_error)
-        if not self._loaded or self._client is None:
+        if not self._loaded:
             return "starting", self._loading
         if self._draining:
             return "draining", "the server is shutting down: it finishes its answers and takes no new ones"
-        if self._backend is None:
-            health = self._client.check_health()
-            return ("ready", "") if health == "ready" else ("unhealthy", health)
-        return self._backend.health()
+        return self.pool.backend(self.model_name).health()
 
     @property
     def model_name(self) -> str:
-        """The chat model's name on /v1."""
-        return self.settings.served_model_name or self.settings.model
+        """The default chat model's name on /v1."""
+        return self.table.default
 
     @property
     def embedding_model_name(self) -> str:
@@ -133,16 +137,30 @@ class Services:
         return tuple(self.tasks)
 
     @property
+    def chat_names(self) -> tuple[str, ...]:
+        """The names that /v1/chat/completions answers to."""
+        names = (*self.table.names("generate"), AUTO_MODEL, RAG_MODEL)
+        return tuple(name for name in names if name in self.served_models)
+
+    @property
+    def answer_names(self) -> tuple[str, ...]:
+        """The names by which /chat may be asked for a model."""
+        return (*self.table.names("answer"), *((AUTO_MODEL,) if self.table.rules else ()))
+
+    @property
     def tasks(self) -> dict[str, str]:
         """What each name on /v1 does: `generate`, `answer` (from documents), `embed` or `rank`."""
-        tasks = {self.model_name: "generate", RAG_MODEL: "answer", self.embedding_model_name: "embed"}
+        entries = self.table.entries.items()
+        tasks = {name: "generate" if "generate" in entry.uses else "answer" for name, entry in entries}
+        tasks |= {AUTO_MODEL: "generate"} if self.table.rules else {}
+        tasks |= {RAG_MODEL: "answer", self.embedding_model_name: "embed"}
         return tasks if self.reranker_model_name is None else {**tasks, self.reranker_model_name: "rank"}
 
     @property
     def engine(self) -> EngineHandle:
-        self._present(self._client)
-        assert self._client is not None, "what is present is there"
-        return self._client
+        """The default chat model's client."""
+        self._present(self.pool)
+        return self.pool.backend(self.model_name).client
 
     @property
     def knowledge_base(self) -> "KnowledgeBase":
@@ -166,13 +184,44 @@ class Services:
         """The chat over turns that a client of ours sends along; nothing is kept.
 
         `instructions` follow the server's own system prompt; `options` are those of a call of ChatRagstone; `client` is
-        the EngineClient to ask, ours or one around it.
+        the RoutedClient to ask, or a client around it.
         """
-        model = self._present(self._model).model_copy(update={"client": client})
-        system_prompt = "\n\n".join(part for part in (self.settings.system_prompt, instructions) if part)
-        answer = chains.answers_of(model, system_prompt, options)
-        room = self._room(self.engine, system_prompt, options.get("max_tokens"))
-        return self.chat.over(GivenTurns(turns), answer, room)
+        answerer = self._present(self._answerers).over(client, instructions, options)
+        return self.chat.over(GivenTurns(turns), answerer)
+
+    def client_of(self, route: Route) -> RoutedClient:
+        """The models of a route, as one client."""
+        entries = self.table.entries
+        candidates = [Candidate(name, self.pool.backend(name), entries[name].overloaded_at) for name in route.names]
+        return RoutedClient(route, candidates, self.metrics.count_routed)
+
+    def generator(self, name: str, texts: Sequence[str] = ()) -> RoutedClient:
+        """The client for a request to models alone: by name, or by the rules for AUTO_MODEL.
+
+        `texts` are those of the request, the question last. Raises UnknownModelError, PrivateRequestError.
+        """
+        asked = Asked(
+            use="generate",
+            name=None if name == AUTO_MODEL and self.table.rules else name,
+            question=texts[-1] if texts else "",
+            num_prompt_tokens=sum(estimated_tokens(text) for text in texts),
+            private=is_private(),
+        )
+        return self.client_of(self.router.route(asked))
+
+    def answerer_client(
+        self, question: str, num_prompt_tokens: int, collections: Sequence[str] | None
+    ) -> tuple[bool, RoutedClient]:
+        """Whether an answer from documents over turns that are sent along is private, and the client for it. Blocks."""
+        private = self._is_private(current_principal().user, collections)
+        asked = Asked(
+            use="answer",
+            question=question,
+            num_prompt_tokens=num_prompt_tokens,
+            collections=collections,
+            private=private,
+        )
+        return private, self.client_of(self.router.route(asked))
 
     def require_ready(self) -> None:
         """Raises NotReadyError unless the server takes requests, which it does while it is degraded."""
@@ -209,19 +258,17 @@ class Services:
         self._build_chains()
 
     def _load_engine(self) -> None:
-        settings = self.settings
-        self._step(f"loading the chat model {settings.model}")
-        backend = open_backend(settings, self.model_name, self.observe)
-        self._backend, self._client = backend, backend.client
-        self.metrics.watch(self.model_name, backend.stats)
-        pinned = self._client.pin_system_prompt(settings.system_prompt)
+        self._step(f"loading the chat model {self.table.entries[self.model_name].source}")
+        client = self.pool.open(self.model_name).client
         logger.info(
-            "chat model loaded: %s, %d million parameters, %d tokens of context, %d tokens of system prompt pinned",
+            "chat model loaded: %s, %d million parameters, %d tokens of context",
             self.model_name,
-            self._client.num_parameters // 1_000_000,
-            self._client.max_model_len,
-            pinned,
+            client.num_parameters // 1_000_000,
+            client.max_model_len,
         )
+        if len(self.table.entries) > 1:
+            self._step("loading the other chat models")
+        self.pool.open_rest()
 
     def _load_knowledge_base(self) -> None:
         from retrieval import IndexOptions, KnowledgeBase
@@ -266,76 +313,66 @@ class Services:
         marker.write_text(version)
 
     def _build_chains(self) -> None:
-        settings, client = self.settings, self.engine_while_loading
-        model = ChatRagstone(
-            model=self.model_name,
-            client=client,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            repetition_penalty=settings.repetition_penalty,
-            frequency_penalty=settings.frequency_penalty,
-            seed=settings.seed,
-            max_tokens=settings.max_tokens,
-            timeout=settings.request_timeout_s,
+        settings = self.settings
+        self._answerers = Answerers(
+            settings,
+            self.client_of,
+            system_prompt=settings.system_prompt,
+            search=self._search,
+            term_weights=self._term_weights,
+            embed=self._embed,
+            surroundings=self._surroundings,
         )
-        passages = PassageRule(settings.num_passages, settings.max_passage_tokens, settings.min_passage_score)
-        answering = self._answering()
+        default = self.router.default(Asked(use="answer"))
         self._chat = ConversationChain(
-            retrieval=chains.retrieval_chain(
-                self._condenser(model),
-                self._search,
-                turn_writer(passages, client.count_tokens, answering, self._section),
-            ),
-            answer=chains.answers_of(model, settings.system_prompt),
+            answerer=self._answerers.of(default),
             store=self.history,
             locks=self.locks,
             memory=MemoryRule(settings.memory_kind, settings.memory_turns, settings.memory_tokens),
-            passages=passages,
-            room=self._room(client, settings.system_prompt),
-            count_tokens=client.count_tokens,
-            answering=answering,
-            settings={
-                "model": self.model_name,
-                "temperature": settings.temperature,
-                "top_p": settings.top_p,
-                "max_tokens": settings.max_tokens,
-                "memory": settings.memory_kind,
-                "num_passages": settings.num_passages,
-                "grounding": answering.mode if answering else "off",
-            },
+            passages=self._answerers.passages,
+            choose=None if self.table.is_one_here else self._choose,
         )
-        self._llm = chains.llm_chain(model)
+        self._llm = chains.llm_chain(self._answerers.model(self.router.default(Asked(use="generate"))))
         self._retrieve = chains.retrieve_chain(self._search, settings.num_passages)
-        self._model = model
 
-    def _room(self, client: EngineHandle, system_prompt: str, max_tokens: int | None = None) -> ModelRoom:
-        return ModelRoom(
-            max_model_len=client.max_model_len,
-            max_tokens=self.settings.max_tokens if max_tokens is None else max_tokens,
-            system_tokens=client.count_tokens(system_prompt) + MESSAGE_OVERHEAD_TOKENS,
+    def _choose(self, turn: OpenTurn, earlier_turns: EarlierTurns) -> Choice:
+        """Who answers a turn of /chat: by its options, by the rules, and by what it may find."""
+        earlier, options = earlier_turns(*turn.key), turn.options
+        name = None if options.model == AUTO_MODEL else options.model
+        if options.continue_turn and name is None and earlier:
+            name = (earlier[-1].settings or {}).get("model")
+            name = name if name in self.table.names("answer") else None
+        asked = Asked(
+            use="answer",
+            name=name,
+            question=turn.question,
+            num_prompt_tokens=estimated_tokens(turn.question) + sum(one.num_tokens for one in earlier),
+            collections=options.collections,
+            private=options.private
+            or self._was_private(turn.user, earlier)
+            or self._is_private(turn.user, options.collections, searches=options.retrieval),
+        )
+        return Choice(self._present(self._answerers).of(self.router.route(asked)), asked.private)
+
+    def _was_private(self, user: str, earlier: Sequence[Turn]) -> bool:
+        """Whether something private was said or found before, which the model would be shown again."""
+        if any((turn.settings or {}).get("private") for turn in earlier):
+            return True
+        marked = self.settings.private_collections
+        found = {source["document_id"] for turn in earlier for source in turn.sources}
+        documents = (self.knowledge_base.document(document_id, user) for document_id in found)
+        return any(
+            document.collection in marked or document.metadata.get("private") in PRIVATE_VALUES
+            for document in documents
+            if document is not None
         )
 
-    @property
-    def engine_while_loading(self) -> EngineHandle:
-        """The engine, also before everything else is loaded."""
-        assert self._client is not None, "the engine is loaded first"
-        return self._client
-
-    def _condenser(self, model: ChatRagstone) -> Runnable[dict[str, Any], list[str]]:
-        if not self.settings.condense_question:
-            return chains.no_condensing()
-        if self.engine_while_loading.num_parameters < TRUSTED_PARAMETERS:
-            return chains.condense_by_context()
-        return chains.condense_by_model(model, self.settings.system_prompt)
-
-    def _answering(self) -> Answering | None:
-        mode = self.settings.grounding
-        if mode == "auto":
-            mode = "strict" if self.engine_while_loading.num_parameters < TRUSTED_PARAMETERS else "mark"
-        if mode == "off":
-            return None
-        return Answering(mode, self._term_weights, self._embed, self.model_name)
+    def _is_private(self, user: str, collections: Sequence[str] | None, *, searches: bool = True) -> bool:
+        """Whether a request is private: it says so, or its search may find what is."""
+        if is_private() or not searches:
+            return is_private()
+        marked = self.settings.private_collections
+        return self.knowledge_base.may_find(marked, PRIVATE_DOCUMENTS, collections=collections, user=user)
 
     def _term_weights(self, terms: Collection[str]) -> dict[str, float]:
         return self.knowledge_base.term_weights(terms)
@@ -347,18 +384,18 @@ class Services:
         with self.metrics.retrieval_seconds.time(), stage("retrieve", k=k, queries=len(queries)):
             return self.knowledge_base.search(queries, current_degradation().passages(k), **narrowed)
 
-    def observe(self, times: RequestTimes) -> None:
-        """Takes a request to the chat model that has ended into account."""
-        self.metrics.observe(times)
-        note_generation(self.model_name, times)
+    def observe(self, model_name: str, times: RequestTimes) -> None:
+        """Takes a request to a chat model that has ended into account."""
+        self.metrics.observe(model_name, times)
+        note_generation(model_name, times)
         for observer in self.observers:
-            observer(self.model_name, times)
+            observer(model_name, times)
 
     def _ingest(self, path: Path, name: str, collection: str, owner: str, embedded: Embedded) -> IngestResult:
         return self.knowledge_base.ingest_file(path, name=name, collection=collection, owner=owner, embedded=embedded)
 
-    def _section(self, passage: Passage, max_tokens: int) -> str:
-        return self.knowledge_base.surroundings(passage, max_tokens, self.engine.count_tokens)
+    def _surroundings(self, passage: Passage, max_tokens: int, count_tokens: CountTokens) -> str:
+        return self.knowledge_base.surroundings(passage, max_tokens, count_tokens)
 
     def _step(self, what: str) -> None:
         self._loading = what
@@ -377,15 +414,13 @@ class Services:
         """Let running answers finish for so long; then they end with a typed error. Takes no new ones. Blocks."""
         deadline = time.monotonic() + timeout_s
         self._draining = True
-        if self._backend is not None:
-            self._backend.drain(timeout_s)
+        self.pool.drain(timeout_s)
         while self.is_busy() and time.monotonic() < deadline:  # what the engine has said is still on its way
             time.sleep(DRAIN_POLL_S)
 
     def _close(self) -> None:
         self.jobs.close()
-        if self._backend is not None:
-            self._backend.drain(DRAIN_S)
+        self.pool.drain(DRAIN_S)
         if self._knowledge_base is not None:
             self._knowledge_base.close()
         self.history.close()

@@ -9,10 +9,9 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -20,8 +19,11 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+from pydantic_settings import SettingsError as SourceError
 
+from app.engines.entries import ModelEntry, RouteRule
 from app.errors import SettingsError
+from app.setting_values import allowed_values
 
 PREFIX = "RAGSTONE_"
 CONFIG_VARIABLE = "RAGSTONE_CONFIG"
@@ -94,6 +96,12 @@ class Settings(BaseSettings):
         None, description="Name of the chat model on /v1 (default: `model` as given)."
     )
 
+    models: tuple[ModelEntry, ...] = Field((), description="More chat models: `[[models]]`, see docs/models.md.")
+    routes: tuple[RouteRule, ...] = Field((), description="Which model answers: `[[routes]]`, see docs/models.md.")
+    private_collections: tuple[str, ...] = Field(
+        (), description="Collections whose documents are shown to models of this machine only."
+    )
+
     # ── engine ───────────────────────────────────────────────────────────────────────────────────────────────────────
     engine_mode: Literal["in-process", "process"] = Field(
         "in-process", description="Where the engine runs; as a process of its own it is started again when it dies."
@@ -101,7 +109,7 @@ class Settings(BaseSettings):
     engine_url: str | None = Field(
         None,
         pattern=r"^https?://",
-        description="A `ragstone engine` to use, e.g. http://host:8000; none runs here then.",
+        description="A `ragstone engine`, or another OpenAI-compatible server, to use; no engine runs here then.",
     )
     engine_api_key: str | None = Field(None, repr=False, description="Key sent to engine_url.")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N.")
@@ -234,6 +242,8 @@ class Settings(BaseSettings):
             super().__init__(**options)
         except ValidationError as error:
             raise _explain(error, _origins(options)) from None
+        except SourceError as error:  # a variable that holds a list and is no JSON
+            raise SettingsError(f"{error}: write it as JSON, such as RAGSTONE_MODELS='[{{\"name\": …}}]'") from None
 
     @classmethod
     def settings_customise_sources(
@@ -398,45 +408,11 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> SettingsErro
             sentences.append(f"{name!r} is not a setting{_suggest(name)}")
             continue
         origin = origins.get(name, name)
-        sentences.append(f"{origin} is {detail['input']!r}, which is not {allowed_values(name)}")
+        if len(detail["loc"]) > 1 or detail["type"] == "value_error":  # within an entry
+            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"][1:])
+            sentences.append(f"{origin}{place}: {detail['msg'].removeprefix('Value error, ')}")
+            continue
+        sentences.append(
+            f"{origin} is {detail['input']!r}, which is not {allowed_values(name, Settings.model_fields[name])}"
+        )
     return SettingsError("; ".join(sentences), field=fields[0] if len(fields) == 1 else None)
-
-
-def allowed_values(name: str) -> str:
-    """The values that a setting takes, in words: 'one of: debug, info', 'a whole number from 1 to 65535'."""
-    field = Settings.model_fields[name]
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    kind = kinds[0] if kinds and get_origin(field.annotation) is not Literal else field.annotation
-    if get_origin(kind) is Literal:
-        return "one of: " + ", ".join(str(value) for value in get_args(kind))
-    if kind is bool:
-        return "true or false"
-    if kind is int:
-        return "a whole number" + _bounds(field)
-    if kind is float:
-        return "a number" + _bounds(field)
-    if kind is Path:
-        return "a path"
-    if name == "history_url":
-        return "a URL that begins with redis://, rediss://, unix:// or postgresql://"
-    if name.endswith(("_url", "_endpoint")):
-        return "a URL that begins with http:// or https://"
-    if name == "device":
-        return "one of: auto, cpu, cuda, cuda:N"
-    if name == "degradation":
-        return "a list of fewer-passages, shorter-answers"
-    if name == "vector_store":
-        return "faiss, or qdrant: followed by a URL or a folder"
-    return "a non-empty text"
-
-
-def _bounds(field: FieldInfo) -> str:
-    marks = {
-        mark: getattr(entry, mark) for entry in field.metadata for mark in ("ge", "gt", "le") if hasattr(entry, mark)
-    }
-    if "ge" in marks and "le" in marks:
-        return f" from {marks['ge']:,} to {marks['le']:,}"
-    words = [f"of {marks['ge']:,} or more"] if "ge" in marks else []
-    words += [f"above {marks['gt']:,}"] if "gt" in marks else []
-    words += [f"up to {marks['le']:,}"] if "le" in marks else []
-    return f" {' and '.join(words)}" if words else ""

@@ -6,7 +6,8 @@ from typing import get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from app.settings import ALIASES, PREFIX, Settings, allowed_values
+from app.setting_values import allowed_values, as_text
+from app.settings import ALIASES, PREFIX, Settings
 
 HEAD = """\
 # Settings
@@ -30,7 +31,7 @@ def markdown_table() -> str:
             f"`{shown}`",
             f"`{PREFIX}{shown.upper()}`",
             default_of(name, field),
-            allowed_values(name) + (" (or none)" if type(None) in get_args(field.annotation) else ""),
+            allowed_values(name, field) + (" (or none)" if type(None) in get_args(field.annotation) else ""),
             field.description or "",
         )
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -39,7 +40,7 @@ def markdown_table() -> str:
 
 def default_of(name: str, field: FieldInfo) -> str:
     """A setting's default as one would write it; long texts are left to the code."""
-    if field.default is PydanticUndefined or field.default is None:
+    if field.default is PydanticUndefined or field.default in (None, ()):
         return ""
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"
@@ -50,7 +51,7 @@ def default_of(name: str, field: FieldInfo) -> str:
 def in_force(settings: Settings) -> list[tuple[str, str]]:
     """Every setting with its value; keys are not shown."""
     return [
-        (name, "(set)" if Settings.model_fields[name].repr is False else str(value))
+        (name, "(set)" if Settings.model_fields[name].repr is False else as_text(value))
         for name, value in settings
         if value is not None
     ]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from app.engines.client import EngineClient
 from app.engines.request import EngineRequest
+from app.engines.routing import RoutedClient
 
 if TYPE_CHECKING:
     from engine.outputs import OutputDelta
@@ -20,6 +21,9 @@ class TurnStatistics(BaseModel):
 
     time_to_first_token_s: float | None = Field(default=None, description="From asking the model to its first token.")
     tokens_per_s: float | None = Field(default=None, description="After the first token.")
+    model: str | None = Field(default=None, description="The model that was asked last.")
+    routed_by: str | None = Field(default=None, description="Why that one: name, rule or default.")
+    fallback_because: str | None = Field(default=None, description="Code of the failure for which it stepped in.")
     num_prompt_tokens: int = 0
     num_cached_tokens: int = Field(default=0, description="Of the prompt, found in the prefix cache.")
     num_output_tokens: int = 0
@@ -36,6 +40,7 @@ class AnswerRecord:
     def __init__(self, continues: str = "") -> None:
         self.continues = continues
         self.last: OutputDelta | None = None
+        self.client: Any = None
         self._started: float | None = None
         self._first: float | None = None
         self._newest: float | None = None
@@ -47,11 +52,19 @@ class AnswerRecord:
         return None if self.last is None else self.last.finish_reason
 
     @property
+    def model(self) -> str | None:
+        """The model that was asked last; None where none was, or its client does not say."""
+        if self.last is None:
+            return None
+        name: str = getattr(self.client, "answered_by", None) or self.client.model_name
+        return name
+
+    @property
     def was_cut(self) -> bool:
         """Whether the answer ended at max_tokens."""
         return self.finish_reason == "length"
 
-    def statistics(self, **counts: int) -> TurnStatistics:
+    def statistics(self, **counts: Any) -> TurnStatistics:
         """What is known so far; `counts` are those that the engine cannot know."""
         last, started, first, newest = self.last, self._started, self._first, self._newest
         if last is None or started is None:
@@ -67,12 +80,16 @@ class AnswerRecord:
             num_output_tokens=last.num_output_tokens,
             num_draft_tokens=last.num_draft_tokens,
             num_accepted_tokens=last.num_accepted_tokens,
+            model=self.model,
+            routed_by=self.client.route.reason if hasattr(self.client, "route") else None,
+            fallback_because=getattr(self.client, "because", None),
             **counts,
         )
 
     def watch(self, client: EngineClient) -> EngineClient:
         """The client, its streams noted here."""
-        watched: Any = _Watched(client, self)
+        self.client = client.begin() if isinstance(client, RoutedClient) else client
+        watched: Any = _Watched(self.client, self)
         return watched  # type: ignore[no-any-return]  # what it does not have itself it passes on
 
     def begin(self) -> None:
@@ -84,7 +101,7 @@ class AnswerRecord:
         now = time.monotonic()
         if delta.num_output_tokens and self._first is None:
             self._first, self._num_before_first = now, delta.num_output_tokens
-        if delta.token_ids:
+        if delta.num_output_tokens > (self.last.num_output_tokens if self.last else 0):
             self._newest = now
         self.last = delta
 

@@ -9,9 +9,10 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableGenerator
 
 from app import chains, models
+from app.answerer import Answerer, ModelRoom, turn_writer
 from app.answering import Answering
 from app.chat_model import ChatRagstone
-from app.conversation import ConversationChain, ModelRoom, turn_writer
+from app.conversation import ConversationChain
 from app.engines.client import MESSAGE_OVERHEAD_TOKENS, RequestTimes
 from app.engines.in_process import InProcessEngineClient, engine_config
 from app.evaluation.scoring import is_refusal
@@ -67,21 +68,23 @@ class Product:
             return make(options, record) | RunnableGenerator(noted)
 
         return ConversationChain(
-            retrieval=chains.retrieval_chain(
-                chains.condense_by_context(), find, turn_writer(rule, client.count_tokens, answering)
+            answerer=Answerer(
+                retrieval=chains.retrieval_chain(
+                    chains.condense_by_context(), find, turn_writer(rule, client.count_tokens, answering)
+                ),
+                answer=answer,
+                room=ModelRoom(
+                    client.max_model_len,
+                    settings.max_tokens,
+                    client.count_tokens(settings.system_prompt) + MESSAGE_OVERHEAD_TOKENS,
+                ),
+                count_tokens=client.count_tokens,
+                answering=answering,
             ),
-            answer=answer,
             store=self.store,
             locks=TurnLocks(),
             memory=MemoryRule(settings.memory_kind, settings.memory_turns, settings.memory_tokens),
             passages=rule,
-            room=ModelRoom(
-                client.max_model_len,
-                settings.max_tokens,
-                client.count_tokens(settings.system_prompt) + MESSAGE_OVERHEAD_TOKENS,
-            ),
-            count_tokens=client.count_tokens,
-            answering=answering,
         )
 
     async def ask(self, question: Question, answering: Answering | None) -> Answer:

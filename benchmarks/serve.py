@@ -123,6 +123,24 @@ class FakeEngine:
         pass
 
 
+class FakeBackend:
+    """Keeps the fake engine, which is always well."""
+
+    def __init__(self, client: FakeEngine) -> None:
+        self.client = client
+
+    def health(self) -> tuple[str, str]:
+        return ("ready", "")
+
+    def stats(self) -> Any:
+        from app.engines.backend import NOTHING_COUNTED
+
+        return NOTHING_COUNTED
+
+    def drain(self, timeout_s: float) -> None:
+        pass
+
+
 def serve_fake(port: int, folder: str) -> None:
     """The application with a fake model; runs until it is killed."""
     import uvicorn
@@ -134,7 +152,7 @@ def serve_fake(port: int, folder: str) -> None:
     services = app.state.services
 
     def load() -> None:
-        services._client = FakeEngine()
+        services.pool.put("fake", FakeBackend(FakeEngine()))
         services._knowledge_base = _NoDocuments()
         services._build_chains()
 

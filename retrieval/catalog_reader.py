@@ -97,6 +97,11 @@ class CatalogReader:
         rows = self._db.execute("SELECT id, name FROM collections WHERE owner = ? OR visibility = 'shared'", (user,))
         return [id_ for id_, name in rows if names is None or name in names]
 
+    def visible_collection_names(self, user: str, names: Sequence[str] | None) -> list[str]:
+        """Names of the collections that `user` may search, of these only where names are given."""
+        visible = {collection.name for collection in self.collections(user)}
+        return sorted(visible if names is None else visible & set(names))
+
     def collection_id(self, owner: str, name: str) -> int | None:
         row = self._db.execute("SELECT id FROM collections WHERE owner = ? AND name = ?", (owner, name)).fetchone()
         return None if row is None else int(row[0])

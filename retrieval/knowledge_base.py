@@ -284,6 +284,19 @@ class KnowledgeBase:
         """What to do about an embedding model that most of the documents are foreign to; None where it knows them."""
         return self.snapshots.advice
 
+    def may_find(
+        self, marked: Collection[str], condition: Filter, *, collections: Sequence[str] | None, user: str
+    ) -> bool:
+        """Whether a search of `user` could come upon a collection of these names, or a document that passes a filter.
+
+        `collections`: those that it is narrowed to; None: all that the user may search.
+        """
+        with self.catalog.reading() as reader:
+            if set(marked) & set(reader.visible_collection_names(user, collections)):
+                return True
+            visible = reader.visible_collection_ids(user, collections)
+            return any(reader.documents_passing(condition, collection_id) for collection_id in visible)
+
     def documents(self, collection: str | None = None, user: str = "local") -> list[DocumentInfo]:
         """The documents that `user` may search, of one collection or of all."""
         with self.catalog.reading() as reader:

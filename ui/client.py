@@ -91,7 +91,7 @@ class ApiClient:
         """Names of the models that a chat can be had with."""
         body = await self._call("GET", "/v1/models")
         with _understood():
-            return [str(item["id"]) for item in body["data"] if item.get("task", "generate") == "generate"]
+            return [str(item["id"]) for item in body["data"] if _answers(item)]
 
     async def queue_position(self, session_id: str) -> int | None:
         """How many requests stand before this conversation's; 0 while it is answered, None where nothing waits."""
@@ -371,3 +371,8 @@ def _conversation(session_id: str) -> str:
 
 def _document(document_id: str) -> str:
     return f"/api/v1/documents/{quote(document_id, safe='')}"
+
+
+def _answers(model: Mapping[str, Any]) -> bool:
+    """Whether a chat can be had with an entry of the list of models: it may answer from documents."""
+    return "answer" in model["uses"] if "uses" in model else model.get("task", "generate") == "generate"

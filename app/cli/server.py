@@ -129,11 +129,13 @@ def status(
     state = process.readiness(api)
     file = config_path()
     fetched = {model.name for model in models.list_models(settings) if model.path}
+    states = process.model_states(api) if state == process.READY else {}
     rows = {
         "API": f"{api}  {state}",
         "Chat": f"{chat}  {'answers' if process.answers(chat) else 'does not answer'}",
         "Data": f"{settings.data_dir}" + ("" if settings.data_dir.is_dir() else "  (not made yet)"),
         "Chat model": settings.model + _fetched(settings.model, fetched),
+        **({"Models": ", ".join(f"{name} {how}" for name, how in states.items())} if states else {}),
         "Embeddings": settings.embedding_model + _fetched(settings.embedding_model, fetched),
         **_saved_index(settings),
         "Settings": str(file.absolute()) if file else "no ragstone.toml here",

@@ -21,6 +21,7 @@ from app.engines.client import RequestTimes
 from app.engines.loop_thread import LoopThread
 from app.engines.request import EngineRequest
 from app.principal import current_principal
+from app.privacy import PrivateRequestError, is_private
 from engine.errors import EngineError
 from engine.outputs import OutputDelta
 
@@ -59,6 +60,7 @@ class HttpEngineClient:
 
     `starting_s`: how long a request waits for an engine that does not answer yet, as one that is being restarted.
     `silence_s`: how long an answer may be silent; None: for as long as it waits for its turn.
+    `takes_private`: whether it may be sent what must not leave this machine; else that is refused, whoever asks.
     `on_end` is called with the times of every request that ended.
     """
 
@@ -70,6 +72,7 @@ class HttpEngineClient:
         socket: Path | None = None,
         starting_s: float = 0.0,
         silence_s: float | None = None,
+        takes_private: bool = True,
         on_end: Callable[[RequestTimes], None] | None = None,
     ) -> None:
         self.url = url
@@ -77,6 +80,7 @@ class HttpEngineClient:
         self._headers = {"Content-Type": "application/json", **headers}
         self._starting_s = starting_s
         self._silence_s = silence_s
+        self._takes_private = takes_private
         self._on_end = on_end
         self._lock = threading.Lock()
         self._waits: dict[str, _Wait] = {}
@@ -130,7 +134,18 @@ class HttpEngineClient:
         """Closes connections that no stream uses."""
         self._sync.close()
 
+    @property
+    def model_name(self) -> str:
+        """The name by which the model is served."""
+        raise NotImplementedError
+
+    def _refuse_private(self) -> None:
+        """Raises PrivateRequestError where what is about to be sent must not be."""
+        if is_private() and not self._takes_private:
+            raise PrivateRequestError(self.model_name)
+
     def _post(self, request: EngineRequest) -> Post:
+        self._refuse_private()
         tenant = request.tenant or current_principal().tenant
         params = current_degradation().sampling(request.params)
         request = replace(request, tenant=tenant, params=params)

@@ -48,6 +48,7 @@ class OpenAIClient(HttpEngineClient):
         num_parameters: int | None = None,
         extra_fields: Collection[str] = (),
         silence_s: float = 60.0,
+        takes_private: bool = True,
         on_end: Callable[[RequestTimes], None] | None = None,
     ) -> None:
         root = httpx.URL(url)
@@ -55,6 +56,7 @@ class OpenAIClient(HttpEngineClient):
             str(root).rstrip("/") if root.path.strip("/") else f"{str(root).rstrip('/')}/v1",
             headers={} if not api_key else {"Authorization": f"Bearer {api_key}"},
             silence_s=silence_s,
+            takes_private=takes_private,
             on_end=on_end,
         )
         self._model = model

@@ -20,6 +20,7 @@ from app.engines.backend import FIRST_START_S, POLL_S, RemoteBackend
 from app.engines.client import RequestTimes
 from app.engines.remote import RemoteEngineClient
 from app.errors import StartupError
+from app.setting_values import as_text
 from app.settings import PREFIX, Settings
 from engine.errors import EngineError
 
@@ -135,11 +136,7 @@ class EngineProcess(RemoteBackend):
 def as_environment(settings: Settings) -> dict[str, str]:
     """The settings as a child of ours reads them."""
     values = {name: getattr(settings, name) for name in Settings.model_fields}
-    return {f"{PREFIX}{name.upper()}": _text(value) for name, value in values.items() if value is not None}
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return {f"{PREFIX}{name.upper()}": as_text(value) for name, value in values.items() if value is not None}
 
 
 def _how(process: "subprocess.Popen[bytes]") -> str:

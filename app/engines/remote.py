@@ -39,6 +39,7 @@ class RemoteEngineClient(HttpEngineClient):
         api_key: str | None = None,
         model_name: str | None = None,
         starting_s: float = 0.0,
+        takes_private: bool = True,
         on_end: Callable[[RequestTimes], None] | None = None,
     ) -> None:
         super().__init__(
@@ -46,6 +47,7 @@ class RemoteEngineClient(HttpEngineClient):
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             socket=socket,
             starting_s=starting_s,
+            takes_private=takes_private,
             on_end=on_end,
         )
         self._name = model_name
@@ -131,6 +133,7 @@ class RemoteEngineClient(HttpEngineClient):
         return EngineDeadError(f"the engine at {self.url} broke off in the middle of the answer")
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        self._refuse_private()
         body = json.dumps({"method": method, "arguments": arguments, "options": options}, default=list).encode()
         return self._answer(lambda: self._sync.post("/engine/call", content=body))["result"]
 
@@ -159,7 +162,7 @@ class RemoteEngineClient(HttpEngineClient):
                 if response.status_code != LOADING or time.monotonic() > deadline:
                     return response
                 response.close()
-            except (httpx.ConnectError, httpx.ConnectTimeout):
+            except (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout):  # perhaps it is just dying
                 if time.monotonic() > deadline:
                     raise
             time.sleep(RETRY_S)

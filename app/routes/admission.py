@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import privacy
 from app.degradation import HEADER, Degradation, set_degradation
 from app.limits import LimitError, TenantLimits
 from app.metrics import ServerMetrics
@@ -34,6 +35,8 @@ class Admission:
         if scope["type"] != "http" or scope["method"] != "POST" or not _asks_a_model(scope):
             await self._app(scope, receive, send)
             return
+        if Headers(scope=scope).get(privacy.HEADER, "").strip().lower() in ("true", "1", "yes"):
+            privacy.note_private()
         principal: Principal = scope.get("state", {}).get("principal", LOCAL)
         try:
             self._limits.begin(principal.tenant)

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from app.engines.client import EngineClient
 from app.engines.request import EngineRequest
+from app.engines.routing import RoutedClient
+from app.privacy import note_private
 from app.routes import sse
 from app.routes.faults import dump
-from app.routes.openai_reply import DONE, UnknownModelError, check_length, error_event, usage
+from app.routes.openai_reply import DONE, check_length, error_event, usage
 from app.routes.openai_schema import CompletionRequest, Priority
 from app.services import Services
 from engine.errors import EngineDeadError, EngineError
@@ -37,12 +38,13 @@ def create_router(services: Services) -> APIRouter:
     async def completions(body: CompletionRequest, x_priority: Priority = None) -> Response:
         """Text continued, of one prompt or of several; streamed with `"stream": true`."""
         services.require_ready()
-        if body.model != services.model_name:
-            raise UnknownModelError(body.model, services.model_name)
         body.check_fields()
+        if body.private:
+            note_private()
+        client = services.generator(body.model, [prompt for prompt in body.prompts if isinstance(prompt, str)])
         for prompt in body.prompts:
-            check_length("prompt", len(prompt), services)
-        completion = _Completion(services.engine, body, body.priority or x_priority or "normal")
+            await check_length("prompt", len(prompt), client, services.settings)
+        completion = _Completion(client, body, body.priority or x_priority or "normal")
         if body.stream:
             return await sse.open_stream(completion.events(), error_event)
         return JSONResponse(await completion.whole())
@@ -53,17 +55,18 @@ def create_router(services: Services) -> APIRouter:
 class _Completion:
     """One request, answered whole or as a stream of chunks. The n answers of prompt p are the choices from p·n on."""
 
-    def __init__(self, client: EngineClient, body: CompletionRequest, priority: str) -> None:
+    def __init__(self, client: RoutedClient, body: CompletionRequest, priority: str) -> None:
         self._body = body
         params = body.sampling()
+        self._clients = [client.begin() for _ in body.prompts]
         self._streams = [
-            client.stream(EngineRequest(prompt=prompt, params=params, priority=priority)) for prompt in body.prompts
+            asked.stream(EngineRequest(prompt=prompt, params=params, priority=priority))
+            for asked, prompt in zip(self._clients, body.prompts, strict=True)
         ]
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": body.model,
         }
 
     async def whole(self) -> dict[str, Any]:
@@ -81,7 +84,7 @@ class _Completion:
             for choice in sorted(parts)
         ]
         last = {choice: deltas[-1] for choice, deltas in parts.items()}
-        return {**self._head, "choices": choices, "usage": self._usage(last)}
+        return self._reply(choices=choices, usage=self._usage(last))
 
     async def events(self) -> sse.Events:
         """The reply as server-sent events; the last one of each choice has its finish reason."""
@@ -130,7 +133,11 @@ class _Completion:
         return usage(*of_prompt)
 
     def _chunk(self, **more: Any) -> str:
-        return sse.event(dump({**self._head, **more}))
+        return sse.event(dump(self._reply(**more)))
+
+    def _reply(self, **more: Any) -> dict[str, Any]:
+        first = self._clients[0]
+        return {**self._head, "model": first.answered_by, **more, **first.told()}
 
 
 def legacy_logprobs(entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:

@@ -13,9 +13,8 @@ import numpy as np
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field
 
-from app.errors import RequestError
+from app.errors import RequestError, UnknownModelError
 from app.routes import sse
-from app.routes.openai_reply import UnknownModelError
 from app.routes.openai_schema import HARMLESS, CheckedBody, Integer
 from app.services import Services
 from engine.errors import UnsupportedParameterError

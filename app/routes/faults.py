@@ -41,6 +41,8 @@ STATUS_OF_CODE: Mapping[str, int] = {
     "engine_draining": 503,
     "engine_stalled": 503,
     "queue_full": 429,
+    "insufficient_memory": 503,
+    "model_load_failed": 503,
     "deadline_exceeded": 504,
     "step_failed": 500,
     "model_not_found": 404,

@@ -26,7 +26,7 @@ from langserve.validation import StreamEventsParameters, StreamLogParameters
 from pydantic import BaseModel, RootModel, ValidationError
 
 from app.chat_schema import CONFIG_SPECS, SEARCH_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
-from app.errors import InputTooLongError, RequestError
+from app.errors import InputTooLongError, RequestError, UnknownModelError
 from app.messages import check_text
 from app.routes import sse
 from app.routes.access import current_user
@@ -226,12 +226,9 @@ class RequestCheck:
                 field=f"{place}.configurable.session_id",
             )
         options = ChatOptions.of(configurable, f"{place}.configurable")
-        if options.model not in (None, self._services.model_name):
-            raise RequestError(
-                f"{place}.configurable.model is {options.model!r}; this server has {self._services.model_name!r}: "
-                "name that one, or none",
-                field=f"{place}.configurable.model",
-            )
+        names = self._services.answer_names
+        if options.model is not None and options.model not in names:
+            raise UnknownModelError(options.model, *names, field=f"{place}.configurable.model")
         return options
 
 

@@ -5,6 +5,7 @@ A model by its own name answers alone; answers from the documents are `app/route
 Format: https://platform.openai.com/docs/api-reference/chat
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -15,12 +16,14 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from app.chat_deltas import logprob_entry, whole_calls
-from app.engines.client import EngineClient
 from app.engines.request import EngineRequest
+from app.engines.routing import RoutedClient
+from app.errors import UnknownModelError
 from app.messages import Message
+from app.privacy import note_private
 from app.routes import sse
 from app.routes.faults import dump
-from app.routes.openai_reply import DONE, UnknownModelError, check_length, error_event, usage
+from app.routes.openai_reply import DONE, check_length, error_event, usage
 from app.routes.openai_schema import ChatCompletionRequest, Priority
 from app.routes.rag_completion import RagCompletion
 from app.services import RAG_MODEL, Services
@@ -36,31 +39,37 @@ def create_router(services: Services) -> APIRouter:
     async def chat_completions(body: ChatCompletionRequest, x_priority: Priority = None) -> Response:
         """An answer of the model, without documents; from the documents with the model `ragstone-rag`."""
         services.require_ready()
-        names = [name for name in (services.model_name, RAG_MODEL) if name in services.served_models]
+        names = services.chat_names
         if body.model not in names:
             raise UnknownModelError(body.model, *names)
         body.check_fields()
-        if body.model != RAG_MODEL:
-            body.refuse_search_fields(RAG_MODEL)
+        if body.private:
+            note_private()
         messages = body.engine_messages()
-        check_length("messages", sum(len(message["content"]) for message in messages), services)
+        num_chars = sum(len(message["content"]) for message in messages)
         priority = body.priority or x_priority or "normal"
         completion: RagCompletion | _Completion
         if body.model == RAG_MODEL:
-            completion = RagCompletion(services, body, messages, priority)
+            await check_length("messages", num_chars, services.engine, services.settings)
+            completion = await asyncio.to_thread(RagCompletion, services, body, messages, priority)
+            if completion.is_private:
+                note_private()
         else:
-            completion = _Completion(services.engine, body, messages, priority)
+            body.refuse_search_fields(RAG_MODEL)
+            client = services.generator(body.model, [message["content"] for message in messages])
+            await check_length("messages", num_chars, client, services.settings)
+            completion = _Completion(client, body, messages, priority)
         if body.stream:
             return await sse.open_stream(completion.events(), error_event)
         return JSONResponse(await completion.whole())
 
     @router.get("/models")
-    async def list_models() -> dict[str, Any]:
-        """The models that this server serves."""
+    def list_models() -> dict[str, Any]:
+        """The models that this server serves. `state` of a chat model: loaded, loading, not_loaded, or remote."""
         return {"object": "list", "data": [_model_entry(name, services) for name in services.served_models]}
 
     @router.get("/models/{model:path}")
-    async def get_model(model: str) -> dict[str, Any]:
+    def get_model(model: str) -> dict[str, Any]:
         """One model."""
         if model not in services.served_models:
             raise UnknownModelError(model, *services.served_models)
@@ -77,11 +86,16 @@ def _model_entry(name: str, services: Services) -> dict[str, Any]:
         "owned_by": "ragstone",
         "task": services.tasks[name],
     }
-    if services.status()[0] == "ready" and name != services.reranker_model_name:
-        embeds = name == services.embedding_model_name
-        entry["max_model_len"] = (
-            services.knowledge_base.embedder.max_tokens if embeds else services.engine.max_model_len
-        )
+    is_up = services.status()[0] in ("ready", "degraded")
+    if (given := services.table.entries.get(name)) is not None:
+        entry |= {"uses": list(given.uses), "state": services.pool.state(name)}
+        if is_up and entry["state"] in ("loaded", "remote"):
+            client = services.pool.backend(name).client
+            entry |= {"max_model_len": client.max_model_len, "num_parameters": client.num_parameters}
+    elif is_up and name == services.embedding_model_name:
+        entry["max_model_len"] = services.knowledge_base.embedder.max_tokens
+    elif is_up and name == RAG_MODEL:
+        entry["max_model_len"] = services.engine.max_model_len
     return entry
 
 
@@ -89,7 +103,7 @@ class _Completion:
     """One request, answered whole or as a stream of chunks."""
 
     def __init__(
-        self, client: EngineClient, body: ChatCompletionRequest, messages: list[Message], priority: str
+        self, client: RoutedClient, body: ChatCompletionRequest, messages: list[Message], priority: str
     ) -> None:
         self._client = client
         self._priority = priority
@@ -168,9 +182,10 @@ class _Completion:
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._body.model,
+            "model": self._client.answered_by,
             "choices": choices,
             **more,
+            **self._client.told(),
         }
 
 

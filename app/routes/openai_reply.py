@@ -1,12 +1,14 @@
 """What the replies of OpenAI's routes share: token counts, error events, and the errors of a request for a model."""
 
+import asyncio
 from collections.abc import Collection
 from typing import Any
 
+from app.engines.client import EngineClient
 from app.errors import RequestError
 from app.routes import sse
 from app.routes.faults import Fault, dump
-from app.services import Services
+from app.settings import Settings
 from engine.outputs import OutputDelta
 
 # Text has about 4.3 characters a token, of long words up to three times that; what is longer than this for each token
@@ -29,22 +31,14 @@ class ContextLengthError(RequestError):
         )
 
 
-class UnknownModelError(RequestError):
-    """A model that this server does not serve, or not for this."""
-
-    code = "model_not_found"
-    status_code = 404
-
-    def __init__(self, name: str, *served: str) -> None:
-        names = " and ".join(repr(model) for model in served)
-        super().__init__(f"The model {name!r} does not exist here; this server serves {names}.", field="model")
-
-
-def check_length(field: str, given: int, services: Services) -> None:
+async def check_length(field: str, given: int, client: EngineClient, settings: Settings) -> None:
     """Raises ContextLengthError for so many characters as can never fit."""
-    limit = max(services.settings.max_input_chars, MAX_CHARS_PER_TOKEN * services.engine.max_model_len)
+    if given <= settings.max_input_chars:
+        return
+    max_model_len = await asyncio.to_thread(lambda: client.max_model_len)  # its model may have to be loaded
+    limit = MAX_CHARS_PER_TOKEN * max_model_len
     if given > limit:
-        raise ContextLengthError(field, given=given, limit=limit, max_model_len=services.engine.max_model_len)
+        raise ContextLengthError(field, given=given, limit=limit, max_model_len=max_model_len)
 
 
 def usage(*answers: Collection[OutputDelta]) -> dict[str, Any]:

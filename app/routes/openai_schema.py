@@ -120,6 +120,7 @@ class GenerationRequest(CheckedBody):
     model: str
     stream: Bool | None = False
     stream_options: StreamOptions | None = None
+    private: Bool | None = Field(default=None, description="Show this to models of this machine only.")
     max_tokens: Integer | None = None
     min_tokens: Integer | None = None
     n: Integer | None = None

@@ -16,6 +16,7 @@ from langchain_core.runnables import RunnableConfig
 from app import given_turns
 from app.engines.client import EngineClient
 from app.engines.request import EngineRequest
+from app.engines.routing import estimated_tokens
 from app.messages import Message
 from app.principal import current_principal
 from app.routes import sse
@@ -44,7 +45,7 @@ BESIDE = ("sources", "grounding", "statistics")
 
 
 class RagCompletion:
-    """One request, answered whole or as a stream of chunks."""
+    """One request, answered whole or as a stream of chunks. Making it blocks: a model may have to be loaded."""
 
     def __init__(
         self, services: Services, body: ChatCompletionRequest, messages: Sequence[Message], priority: str
@@ -59,7 +60,10 @@ class RagCompletion:
         options = {name: value for name, value in body.sampling().items() if name != "n"}
         if isinstance(body.stop, str):
             options["stop"] = [body.stop]
-        self._client = _Counted(services.engine)
+        texts = [message["content"] for message in messages]
+        num_prompt_tokens = sum(estimated_tokens(text) for text in texts)
+        self.is_private, routed = services.answerer_client(self._question, num_prompt_tokens, body.collections)
+        self._client = _Counted(routed)
         self._chain = services.chat_over(turns, instructions, {**options, "priority": priority}, self._client)
         self._body = body
         self._id = f"chatcmpl-{uuid.uuid4().hex}"

@@ -10,9 +10,8 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.errors import NotFoundError
+from app.errors import NotFoundError, UnknownModelError
 from app.routes import sse
-from app.routes.openai_reply import UnknownModelError
 from app.routes.openai_schema import CheckedBody
 from app.services import Services
 

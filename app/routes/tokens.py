@@ -6,7 +6,8 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.routes.openai_reply import UnknownModelError, check_length
+from app.engines.client import EngineClient
+from app.routes.openai_reply import check_length
 from app.routes.openai_schema import Bool, ChatMessage, CheckedBody, Integer, engine_messages
 from app.services import Services
 from engine.errors import InvalidParameterError
@@ -39,25 +40,24 @@ def create_router(services: Services) -> APIRouter:
     """/tokenize and /detokenize."""
     router = APIRouter(tags=["tokens"])
 
-    def check_model(name: str | None) -> None:
+    def client_of(name: str | None) -> EngineClient:
         services.require_ready()
-        if name not in (None, services.model_name):
-            raise UnknownModelError(str(name), services.model_name)
+        return services.generator(services.model_name if name is None else name)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
         """Token ids of `prompt` or of `messages`, and how many a request may have."""
-        check_model(body.model)
-        engine = services.engine
+        engine = client_of(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidParameterError("prompt", "give either prompt or messages")
         if body.messages is None:
             text = body.prompt or ""
-            check_length("prompt", len(text), services)
+            await check_length("prompt", len(text), engine, services.settings)
             token_ids = await asyncio.to_thread(engine.encode, text, add_bos=body.add_special_tokens)
         else:
             messages = engine_messages(body.messages)
-            check_length("messages", sum(len(message["content"]) for message in messages), services)
+            num_chars = sum(len(message["content"]) for message in messages)
+            await check_length("messages", num_chars, engine, services.settings)
             token_ids = await asyncio.to_thread(
                 engine.encode_chat, messages, tools=body.tools, add_generation_prompt=body.add_generation_prompt
             )
@@ -71,7 +71,6 @@ def create_router(services: Services) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         """The text of token ids; special tokens have none."""
-        check_model(body.model)
-        return {"prompt": await asyncio.to_thread(services.engine.decode, body.tokens)}
+        return {"prompt": await asyncio.to_thread(client_of(body.model).decode, body.tokens)}
 
     return router

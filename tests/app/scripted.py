@@ -7,7 +7,7 @@ from typing import Any
 
 from app.engines.request import EngineRequest
 from engine.errors import PromptTooLongError
-from engine.outputs import OutputDelta
+from engine.outputs import EngineStats, OutputDelta
 from engine.sampling_params import SamplingParams
 from retrieval.records import Passage
 
@@ -120,6 +120,22 @@ class ScriptedEngineClient:
             delta.request_id, 0, "", (), None, reason, None,
             delta.num_prompt_tokens, delta.num_cached_tokens, delta.num_output_tokens,
         )  # fmt: skip
+
+
+class ScriptedBackend:
+    """Keeps a scripted engine, which is always well."""
+
+    def __init__(self, client: ScriptedEngineClient) -> None:
+        self.client = client
+
+    def health(self) -> tuple[str, str]:
+        return ("ready", "")
+
+    def stats(self) -> EngineStats:
+        return EngineStats(0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0)
+
+    def drain(self, timeout_s: float) -> None:
+        pass
 
 
 def passage(text: str, *, title: str = "Guide", heading: str | None = None, page: int | None = None) -> Passage:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +17,7 @@ from app.server import create_app
 from app.services import Services
 from app.settings import Settings
 from retrieval.records import Passage
-from tests.app.scripted import ScriptedEngineClient, passage
+from tests.app.scripted import ScriptedBackend, ScriptedEngineClient, passage
 
 START_TIMEOUT_S = 300.0
 
@@ -70,7 +71,16 @@ def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 class ScriptedKnowledgeBase:
-    """Finds the same passages for every question."""
+    """Finds the same passages for every question; `private`: some of them must not leave the machine."""
+
+    private = False
+    embedder = SimpleNamespace(max_tokens=256)
+
+    def may_find(self, marked: Sequence[str], condition: Any, **options: Any) -> bool:
+        return self.private
+
+    def document(self, document_id: str, user: str) -> None:
+        return None
 
     def __init__(self, found: Sequence[Passage]) -> None:
         self.found = list(found)
@@ -97,7 +107,7 @@ def scripted_app(
     services: Services = app.state.services
 
     def load() -> None:
-        services._client = client or ScriptedEngineClient()  # type: ignore[assignment]
+        services.pool.put(services.model_name, ScriptedBackend(client or ScriptedEngineClient()))  # type: ignore[arg-type]
         services._knowledge_base = ScriptedKnowledgeBase(  # type: ignore[assignment]
             [passage("TTFT is the time to the first token.", title="TTFT")] if found is None else found
         )

@@ -18,7 +18,7 @@ from app.errors import SettingsError, StartupError
 from app.server import create_app
 from app.settings import Settings
 from retrieval import KnowledgeBase
-from tests.app.scripted import ScriptedEngineClient
+from tests.app.scripted import ScriptedBackend, ScriptedEngineClient
 from tests.app.serving import RunningServer, events, question
 from tests.retrieval.word_embedder import WordEmbedder
 
@@ -38,7 +38,7 @@ class Guarded:
         services = app.state.services
 
         def load() -> None:
-            services._client = ScriptedEngineClient()
+            services.pool.put(services.model_name, ScriptedBackend(ScriptedEngineClient()))
             services._knowledge_base = KnowledgeBase.open(settings.knowledge_dir, WordEmbedder())
             services._build_chains()
 

@@ -1,6 +1,7 @@
 """What of a model's words reaches the reader in each mode, what is quoted instead, and what is said of it."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -229,3 +230,18 @@ async def test_a_stopped_answer_is_not_shown_to_the_model_as_an_example(tmp_path
     assert made.turns()[0].interrupted
     await made.chain.ainvoke({"input": "second"}, config())
     assert [message["role"] for message in made.client.requests[-1]["messages"]] == ["system", "user"]
+
+
+# ── a model that steps in ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("weak", "mode"), [(True, "strict"), (False, "mark")])
+async def test_small_model_that_steps_in_for_a_trusted_one_is_held_to_the_sources(tmp_path, weak, mode):
+    made = setup(tmp_path, "Employees earn 8 hours ", "of leave per pay period.", mode="mark")
+    asked = []
+    made.chain._answerer = replace(made.chain._answerer, is_weak=lambda name: bool(asked.append(name)) or weak)
+    result = await ask(made)
+    assert asked == ["scripted"]
+    assert result["grounding"]["mode"] == mode
+    quoted, marked = f'"{SENTENCE}" [1]', "Employees earn 8 hours of leave per pay period. [?]"
+    assert result["answer"] == (quoted if weak else marked)

@@ -191,7 +191,7 @@ async def test_an_answer_is_checked_to_its_end_as_it_was_begun(tmp_path):
     await made.chain.ainvoke({"input": QUESTION}, config())
     (tmp_path / "stricter").mkdir()
     stricter = setup(tmp_path / "stricter", mode="strict")
-    stricter.chain = stricter.chain.over(made.store, stricter.chain._answer, stricter.chain._room)
+    stricter.chain = stricter.chain.over(made.store, stricter.chain._answerer)
     assert (await go_on(stricter, " paid out."))["answer"] == " paid out. [1]"
     assert made.turns()[0].grounding["mode"] == "mark"
 

@@ -8,9 +8,10 @@ import pytest
 from langchain_core.runnables.utils import AddableDict
 
 from app import chains
+from app.answerer import Answerer, ModelRoom, turn_writer
 from app.chat_model import ChatRagstone
 from app.chat_schema import ChatInput, ChatOutput
-from app.conversation import ConversationChain, ModelRoom, turn_writer
+from app.conversation import ConversationChain
 from app.errors import MissingSessionError, RequestError
 from app.fixed_texts import ENGLISH
 from app.history import RagstoneChatMessageHistory
@@ -38,17 +39,19 @@ class Setup:
         rule = passages or PassageRule()
         model = ChatRagstone(model="scripted", client=self.client, temperature=0)
         self.chain = ConversationChain(
-            retrieval=chains.retrieval_chain(
-                chains.condense_by_context(), self.search, turn_writer(rule, self.client.count_tokens, answering)
+            answerer=Answerer(
+                retrieval=chains.retrieval_chain(
+                    chains.condense_by_context(), self.search, turn_writer(rule, self.client.count_tokens, answering)
+                ),
+                answer=chains.answers_of(model, SYSTEM),
+                room=ModelRoom(max_model_len, max_tokens, system_tokens=11),
+                count_tokens=self.client.count_tokens,
+                answering=answering,
             ),
-            answer=chains.answers_of(model, SYSTEM),
             store=self.store,
             locks=self.locks,
             memory=memory or MemoryRule("buffer"),
             passages=rule,
-            room=ModelRoom(max_model_len, max_tokens, system_tokens=11),
-            count_tokens=self.client.count_tokens,
-            answering=answering,
         )
 
     def search(self, queries, k, *, collections, user, where):

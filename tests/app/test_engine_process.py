@@ -29,7 +29,7 @@ from engine.errors import (
     QueueFullError,
 )
 from engine.outputs import OutputDelta, TokenLogprob, ToolCallDelta
-from tests.app.scripted import ScriptedEngineClient
+from tests.app.scripted import ScriptedBackend, ScriptedEngineClient
 from tests.app.serving import RunningServer, ScriptedKnowledgeBase, events, question, wait_until
 
 ENGINE = {"max_num_seqs": 2, "max_num_batched_tokens": 256, "max_tokens": 12}
@@ -51,7 +51,7 @@ def split(chat_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def engine_of(server: RunningServer) -> EngineProcess:
-    backend = server.services._backend
+    backend = server.services.pool.backend(server.services.model_name)
     assert isinstance(backend, EngineProcess)
     return backend
 
@@ -226,7 +226,7 @@ def test_engine_alone_asks_for_keys_where_others_reach_it_and_serves_its_model_o
     services = app.state.services
 
     def load() -> None:
-        services._client = ScriptedEngineClient()
+        services.pool.put("scripted", ScriptedBackend(ScriptedEngineClient()))
 
     services._load = load
     with RunningServer(app) as server:

@@ -334,7 +334,6 @@ def test_a_config_that_is_no_object_is_422(server, given):
         ({"max_tokens": 0}, "max_tokens"),
         ({"memory": "elephant"}, "memory"),
         ({"num_passages": 51}, "num_passages"),
-        ({"model": "another"}, "model"),
         ({"continue_turn": "yes"}, "continue_turn"),
         ({"where": []}, "where"),
         ({"where": {"author": "Ada"}}, "where.author"),
@@ -347,6 +346,18 @@ def test_options_of_the_wrong_kind_are_422_and_named(server, run, option, field)
     error = response.json()["error"]
     assert (response.status_code, error["field"]) == (422, f"config.configurable.{field}")
     assert error["message"].startswith(f"config.configurable.{field}")
+
+
+@pytest.mark.parametrize("run", ["invoke", "stream", "batch"])
+def test_model_that_is_not_served_is_404_with_those_that_are(server, run):
+    response = server.post(
+        f"/chat/{run}", body_for(run, "hi", {"configurable": {"session_id": "s", "model": "another"}})
+    )
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["field"]) == (
+        404, "model_not_found", "config.configurable.model",
+    )  # fmt: skip
+    assert server.services.model_name in error["message"]
 
 
 def test_options_of_a_turn_are_honoured(server):

@@ -172,7 +172,7 @@ def test_usage_is_the_tenants_own_and_all_of_it_for_an_admin(limited: Limited) -
     object.__setattr__(services.settings, "price_per_million_output_tokens", 2.0)
     for tenant, num_output in (("free", 10), ("free", 5), ("busy", 1)):
         times = RequestTimes(tenant=tenant, num_prompt_tokens=100, num_cached_tokens=64, num_output_tokens=num_output)
-        services.observe(times)
+        services.observe("scripted", times)
 
     def usage(name: str) -> list[dict[str, Any]]:
         headers = {"Authorization": f"Bearer {limited.keys[name]}"}

@@ -43,6 +43,13 @@ def asked(**more: Any) -> EngineRequest:
     return EngineRequest(**{"messages": QUESTION, **more})
 
 
+def let_go(server: OpenAIServer) -> None:
+    """Ends the answers that hang: a server that says nothing does not see that its client is gone."""
+    server.released.set()
+    wait_until(lambda: server.num_open == 0)
+    server.released.clear()
+
+
 async def read(client: OpenAIClient, request: EngineRequest) -> list[OutputDelta]:
     return [delta async for delta in client.stream(request)]
 
@@ -123,6 +130,7 @@ async def test_failures_are_typed_and_say_what_to_do(
 async def test_silence_ends_in_a_timeout(there: OpenAIServer) -> None:
     with pytest.raises(BackendTimeoutError, match=r"said nothing for 0.3 s.*timeout_s"):
         await read(client_of(there, "hangs", silence_s=0.3), asked())
+    let_go(there)
 
 
 async def test_wrong_key_names_its_variable_and_never_the_key(there: OpenAIServer) -> None:
@@ -167,9 +175,7 @@ def test_time_limit_of_a_call_holds_before_the_first_word_too(there: OpenAIServe
             chat.invoke("hi")
         with pytest.raises(TimeoutError, match=r"within 0\.3 s"):
             asyncio.run(chat.ainvoke("hi"))
-    there.released.set()
-    wait_until(lambda: there.num_open == 0)
-    there.released.clear()
+    let_go(there)
 
 
 def test_size_and_health_come_from_the_list_of_models(there: OpenAIServer) -> None:

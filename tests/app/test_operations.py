@@ -160,7 +160,7 @@ def test_settings_in_force_show_no_key() -> None:
 def test_dashboard_asks_for_metrics_that_there_are() -> None:
     metrics = ServerMetrics()
     metrics.watch("m", lambda: EngineStats(0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0, num_accepted_by_position=(1,)))
-    metrics.observe(RequestTimes(tenant="t", num_output_tokens=1))
+    metrics.observe("m", RequestTimes(tenant="t", num_output_tokens=1))
     metrics.refused.labels("t", "concurrency").inc()
     metrics.degraded.labels("fewer-passages").inc()
     page = metrics.render().decode()

@@ -7,11 +7,12 @@ import pytest
 from app import services as services_module
 from app.engines.in_process import engine_config, local_client
 from app.engines.request import EngineRequest
+from app.engines.routing import Route
 from app.errors import DataFolderError, ModelNotFoundError, NotReadyError
 from app.services import HANDBOOK, Services
 from app.settings import Settings
 from engine.errors import InvalidParameterError, PromptTooLongError, UnsupportedParameterError
-from tests.app.scripted import ScriptedEngineClient
+from tests.app.scripted import ScriptedBackend, ScriptedEngineClient
 
 MODEL = "smollm2-135m-instruct"
 
@@ -93,10 +94,12 @@ def test_a_data_folder_that_cannot_be_written_is_named(tmp_path):
 )
 async def test_large_models_rewrite_a_follow_up_and_small_ones_do_not(tmp_path, parameters, condense, queries):
     services = Services(Settings(data_dir=tmp_path, model="scripted", condense_question=condense))
-    services._client = ScriptedEngineClient(["Rewritten"])
-    services._client.num_parameters = parameters
+    client = ScriptedEngineClient(["Rewritten"])
+    client.num_parameters = parameters
+    services.pool.put("scripted", ScriptedBackend(client))
     services._build_chains()
-    condenser = services._condenser(services._model)
+    route = Route(("scripted",), "default")
+    condenser = services._answerers._condenser(services._answerers.model(route), client)
     state = {
         "input": "And?",
         "questions": ["What is TTFT?"],

@@ -1,6 +1,7 @@
 """Traces: one span for a request, one below it for each stage, below the client's own span; and no text in any."""
 
 from collections.abc import AsyncGenerator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     trace.set_tracer_provider(provider)
     engine = TimedEngine(["secretive "] * 3)
     app = scripted_app(tmp_path_factory.mktemp("traced"), engine)
-    engine.on_end = app.state.services.observe
+    engine.on_end = partial(app.state.services.observe, "scripted")
     with RunningServer(app) as server:
         yield server.wait_until_ready()
 

@@ -1,0 +1,300 @@
+"""Several models in one server: two tiny ones here (one on demand), a second engine behind its URL, and one that fails.
+
+Engines and HTTP are real; only what a server of somebody else's does when it fails is scripted.
+"""
+
+import gc
+import json
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from typer.testing import CliRunner
+
+from app import engine_server
+from app.cli import cli
+from app.server import create_app
+from app.settings import Settings
+from tests.app.openai_server import OpenAIServer
+from tests.app.scripted import passage
+from tests.app.serving import RunningServer, ScriptedKnowledgeBase, events, question, wait_until
+from tests.engine.tiny_models import save_tiny_model
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}\\n{% endfor %}"
+SMALL = {"system_prompt": "", "num_kv_blocks": 64, "max_num_seqs": 2, "max_tokens": 4, "sample_kb": False}
+
+
+@dataclass
+class Setting:
+    server: RunningServer
+    knowledge_base: ScriptedKnowledgeBase
+    theirs: OpenAIServer
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    save_tiny_model("llama", folder)
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def second(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """`ragstone engine`, as the server of somebody else."""
+    settings = Settings(
+        data_dir=tmp_path_factory.mktemp("second"), model=str(tiny_model), served_model_name="theirs", **SMALL
+    )
+    with RunningServer(engine_server.create_app(settings)) as running:
+        yield running.wait_until_ready()
+
+
+def app_over(knowledge_base: ScriptedKnowledgeBase, settings: Settings) -> FastAPI:
+    """The application with real models and a scripted search."""
+    app = create_app(settings)
+    services = app.state.services
+
+    def load_knowledge_base() -> None:
+        services._knowledge_base = knowledge_base
+
+    services._load_knowledge_base = load_knowledge_base
+    return app
+
+
+@pytest.fixture(scope="module")
+def setting(tiny_model: Path, second: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setting]:
+    folder = tmp_path_factory.mktemp("several")
+    with OpenAIServer() as theirs:
+        remote = {"url": theirs.url, "private": False}
+        models: list[dict[str, Any]] = [
+            {"name": "main", "model": str(tiny_model)},
+            {"name": "spare", "model": str(tiny_model), "load": "on_demand", "idle_s": 0.5},
+            {"name": "huge", "model": str(tiny_model), "load": "on_demand", "num_kv_blocks": 10**9},
+            {"name": "second", "url": f"{second.url}/v1", "model": "theirs"},
+            {"name": "cloud", "model": "says", **remote},
+            {"name": "busy", **remote, "fallback": ["fails", "cloud"]},
+            {"name": "fails", **remote, "fallback": ["main"]},
+            {"name": "breaks", **remote, "fallback": ["cloud"]},
+            {"name": "answers-only", "model": "says", **remote, "uses": ["answer"]},
+        ]
+        routes = [{"model": "cloud", "min_complexity": 0.2}]
+        settings = Settings(
+            data_dir=folder, model="main", models=models, routes=routes, grounding="off", port=9, **SMALL
+        )
+        knowledge_base = ScriptedKnowledgeBase([passage("TTFT is a time.")])
+        with RunningServer(app_over(knowledge_base, settings)) as server:
+            yield Setting(server.wait_until_ready(), knowledge_base, theirs, folder)
+
+
+def ask(setting: Setting, model: str, text: str = "Hi", **more: Any) -> Any:
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4, "temperature": 0, **more}
+    return setting.server.post("/v1/chat/completions", body)
+
+
+def said(reply: Any) -> str:
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["choices"][0]["message"]["content"])
+
+
+def state_of(setting: Setting, name: str) -> str:
+    return str(setting.server.client.get(f"/v1/models/{name}").json()["state"])
+
+
+def routed(setting: Setting, model: str, reason: str) -> float:
+    page = setting.server.client.get("/metrics").text
+    name = f'ragstone:routed_requests_total{{model="{model}",reason="{reason}"}} '
+    return next((float(line.removeprefix(name)) for line in page.splitlines() if line.startswith(name)), 0.0)
+
+
+# ── by name ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_list_tells_what_each_model_is_for_and_whether_it_is_loaded(setting: Setting) -> None:
+    listed = {entry["id"]: entry for entry in setting.server.client.get("/v1/models").json()["data"]}
+    assert list(listed)[:2] == ["main", "spare"]
+    assert {"ragstone-auto", "ragstone-rag", "all-minilm-l6-v2"} < set(listed)
+    main, cloud = listed["main"], listed["cloud"]
+    assert (main["task"], main["uses"], main["state"]) == ("generate", ["generate", "answer"], "loaded")
+    assert main["max_model_len"] == 256
+    assert (cloud["state"], cloud["max_model_len"]) == ("remote", 4096)
+    assert (listed["answers-only"]["task"], listed["huge"]["state"]) == ("answer", "not_loaded")
+    assert listed["second"]["num_parameters"] == main["num_parameters"]
+
+
+def test_unknown_model_is_told_with_the_names_there_are(setting: Setting) -> None:
+    for path, body in (
+        ("/v1/chat/completions", {"model": "absent", "messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"model": "absent", "prompt": "hi"}),
+        ("/v1/completions", {"model": "answers-only", "prompt": "hi"}),
+    ):
+        reply = setting.server.post(path, body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"], error["code"], error["param"]) == (
+            404, "not_found_error", "model_not_found", "model",
+        )  # fmt: skip
+        assert "'main' and 'spare'" in error["message"]
+    reply = setting.server.post("/chat/invoke", question("hi", model="absent"))
+    assert (reply.status_code, reply.json()["error"]["field"]) == (404, "config.configurable.model")
+    assert "'answers-only'" in reply.json()["error"]["message"]
+
+
+def test_models_answer_by_their_names_wherever_they_run(setting: Setting, second: RunningServer) -> None:
+    here = said(ask(setting, "main"))
+    assert said(ask(setting, "second")) == here
+    assert said(ask(setting, "cloud")) == "Paris is the capital."
+    text = {"prompt": "Hi", "max_tokens": 4, "temperature": 0}
+    there = setting.server.post("/v1/completions", {"model": "second", **text}).json()
+    assert (
+        there["choices"][0]["text"]
+        == setting.server.post("/v1/completions", {"model": "main", **text}).json()["choices"][0]["text"]
+    )
+    assert there["usage"]["completion_tokens"] == 4
+    assert setting.server.post("/tokenize", {"model": "cloud", "prompt": "x"}).status_code == 400
+
+
+def test_chat_takes_the_models_name_and_says_who_answered(setting: Setting) -> None:
+    reply = setting.server.post("/chat/invoke", question("Hi?", "named", model="cloud")).json()["output"]
+    assert reply["answer"] == "Paris is the capital."
+    statistics = reply["statistics"]
+    assert (statistics["model"], statistics["routed_by"], statistics["num_output_tokens"]) == ("cloud", "name", 5)
+    (turn,) = setting.server.client.get("/api/v1/conversations/named").json()["turns"]
+    assert turn["statistics"]["model"] == "cloud"
+    assert setting.server.services.history.turns("local", "named")[0].settings["model"] == "cloud"
+    reply = setting.server.post("/chat/invoke", question("Hi?", "unnamed")).json()["output"]
+    assert (reply["statistics"]["model"], reply["statistics"]["routed_by"]) == ("main", "default")
+
+
+def test_engine_url_may_be_of_any_server_of_openais_kind(tmp_path: Path) -> None:
+    with OpenAIServer(key="k") as theirs:
+        settings = Settings(data_dir=tmp_path, model="says", engine_url=theirs.url, engine_api_key="k", **SMALL)
+        app = app_over(ScriptedKnowledgeBase([]), settings.model_copy(update={"grounding": "off"}))
+        with RunningServer(app) as server:
+            server.wait_until_ready()
+            reply = server.post("/chat/invoke", question("Hi?", "s")).json()["output"]
+            assert (reply["answer"], reply["statistics"]["model"]) == ("Paris is the capital.", "says")
+            server.post("/chat/invoke", question("And?", "s", temperature=0.5))
+            assert theirs.requests[-1]["temperature"] == 0.5
+
+
+# ── on demand ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_model_on_demand_loads_once_for_two_and_is_put_away_and_comes_back(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait_until(lambda: state_of(setting, "spare") == "not_loaded")
+    with caplog.at_level(logging.INFO, logger="app.engines.on_demand"):
+        replies: list[Any] = []
+        threads = [threading.Thread(target=lambda: replies.append(ask(setting, "spare"))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert {said(reply) for reply in replies} == {said(ask(setting, "main"))}
+        assert sum("loaded the model spare on demand" in line for line in caplog.messages) == 1
+    backend: Any = setting.server.services.pool.backend("spare")
+    with backend.using() as loaded:
+        engine = weakref.ref(loaded.client.engine.engine)
+    del loaded
+    wait_until(lambda: state_of(setting, "spare") == "not_loaded")
+    gc.collect()
+    assert engine() is None
+    assert said(ask(setting, "spare")) == said(replies[0])
+
+
+def test_model_that_does_not_fit_is_refused_with_the_arithmetic_and_may_be_asked_for_again(setting: Setting) -> None:
+    for _ in range(2):
+        reply = ask(setting, "huge")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "insufficient_memory")
+        assert "bytes" in reply.json()["error"]["message"]
+    assert state_of(setting, "huge") == "not_loaded"
+
+
+def test_status_says_which_models_are_loaded(setting: Setting) -> None:
+    result = CliRunner().invoke(cli, ["status", "--port", str(setting.server.port), "--data", str(setting.folder)])
+    row = next(line for line in result.output.splitlines() if line.startswith("Models"))
+    assert "main loaded" in row
+    assert "cloud remote" in row
+
+
+# ── stepping in ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_model_that_is_busy_or_fails_is_replaced_and_the_reply_says_so(setting: Setting) -> None:
+    before = routed(setting, "fails", "overload"), routed(setting, "cloud", "error")
+    reply = ask(setting, "busy")
+    assert (said(reply), reply.json()["model"]) == ("Paris is the capital.", "cloud")
+    assert reply.json()["routing"] == {"reason": "name", "fallback_because": "backend_busy"}
+    after = routed(setting, "fails", "overload"), routed(setting, "cloud", "error")
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 1)
+    stream = ask(setting, "busy", stream=True, stream_options={"include_usage": True})
+    chunks = [json.loads(data) for _, data in events(stream.text) if data != "[DONE]"]
+    assert {chunk["model"] for chunk in chunks} == {"cloud"}
+    reply = setting.server.post("/chat/invoke", question("Hi?", "stepped-in", model="fails")).json()["output"]
+    assert (reply["statistics"]["model"], reply["statistics"]["fallback_because"]) == ("main", "backend_failed")
+
+
+def test_failure_behind_the_first_word_is_told_and_nobody_steps_in(setting: Setting) -> None:
+    stream = ask(setting, "breaks", stream=True)
+    chunks = [json.loads(data) for _, data in events(stream.text)]
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks[:-1]) == "Paris is "
+    assert chunks[-1]["error"]["code"] == "backend_unreachable"
+
+
+def test_what_is_wrong_with_the_request_is_no_reason_to_ask_another(setting: Setting) -> None:
+    reply = ask(setting, "busy", top_k=5)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "top_k")
+
+
+# ── rules, and what is private ───────────────────────────────────────────────────────────────────────────────────────
+
+COMPLEX = "Compare a, b and c; say which is best, and why, and what each costs, in 3 sentences."
+
+
+def test_rules_choose_where_nobody_is_named(setting: Setting) -> None:
+    assert ask(setting, "ragstone-auto").json()["model"] == "main"
+    reply = ask(setting, "ragstone-auto", COMPLEX).json()
+    assert (reply["model"], reply["routing"]) == ("cloud", {"reason": "rule", "fallback_because": None})
+    chat = setting.server.post("/chat/invoke", question(COMPLEX, "complex")).json()["output"]
+    assert (chat["statistics"]["model"], chat["statistics"]["routed_by"]) == ("cloud", "rule")
+    rag = ask(setting, "ragstone-rag", COMPLEX).json()
+    assert rag["choices"][0]["message"]["statistics"]["model"] == "cloud"
+
+
+def test_private_requests_never_reach_a_model_elsewhere(setting: Setting) -> None:
+    num_sent = len(setting.theirs.requests)
+    assert ask(setting, "ragstone-auto", COMPLEX, private=True).json()["model"] == "main"
+    headers = {"X-Ragstone-Private": "true"}
+    body = {"model": "cloud", "messages": [{"role": "user", "content": "secret"}]}
+    reply = setting.server.post("/v1/chat/completions", body, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "private_request")
+    reply = ask(setting, "busy", private=True)
+    assert reply.status_code == 403
+    chat = setting.server.post("/chat/invoke", question(COMPLEX, "private", private=True)).json()["output"]
+    assert chat["statistics"]["model"] == "main"
+    # What was said in private is part of the conversation from then on.
+    chat = setting.server.post("/chat/invoke", question(COMPLEX, "private")).json()["output"]
+    assert chat["statistics"]["model"] == "main"
+    assert len(setting.theirs.requests) == num_sent
+
+
+def test_question_that_may_find_private_documents_is_private(setting: Setting) -> None:
+    setting.knowledge_base.private = True
+    try:
+        num_sent = len(setting.theirs.requests)
+        chat = setting.server.post("/chat/invoke", question(COMPLEX, "documents")).json()["output"]
+        assert chat["statistics"]["model"] == "main"
+        assert ask(setting, "ragstone-rag", COMPLEX).json()["choices"][0]["message"]["statistics"]["model"] == "main"
+        assert len(setting.theirs.requests) == num_sent
+        free = setting.server.post("/chat/invoke", question(COMPLEX, "alone", retrieval=False)).json()["output"]
+        assert free["statistics"]["model"] == "cloud"
+    finally:
+        setting.knowledge_base.private = False
