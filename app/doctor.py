@@ -4,6 +4,7 @@ Looks only; nothing is changed, loaded or fetched.
 """
 
 import importlib.metadata
+import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app import __version__, models, preflight
-from app.errors import RagstoneError
+from app.engines.entries import ModelEntry
+from app.engines.model_table import ModelTable, settings_of
+from app.errors import RagstoneError, SettingsError
 from app.settings import Settings, unknown_variables
 
 State = Literal["ok", "warning", "problem"]
@@ -118,21 +121,34 @@ def _memory(settings: Settings) -> list[Finding]:
 
 
 def _models(settings: Settings) -> list[Finding]:
-    if settings.engine_url is not None:
-        return [Finding("ok", "chat model", f"of the engine at {settings.engine_url}")]
+    try:
+        entries = ModelTable.of(settings).entries.values()
+    except SettingsError as error:
+        return [Finding("problem", "chat models", "they do not go together", str(error))]
+    return [_remote_model(entry) if entry.url is not None else _local_model(entry, settings) for entry in entries]
+
+
+def _remote_model(entry: ModelEntry) -> Finding:
+    if entry.key_env is not None and not os.environ.get(entry.key_env):
+        return Finding("problem", "chat model", f"{entry.name}, without its key", f"set the variable {entry.key_env}")
+    return Finding("ok", "chat model", f"{entry.name} of the server at {entry.url}")
+
+
+def _local_model(entry: ModelEntry, settings: Settings) -> Finding:
     fetched = {model.name: model.path for model in models.list_models(settings)}
-    name = settings.model.lower()
+    name, source = entry.source.lower(), entry.source
     if name in fetched and fetched[name] is None:
-        return [Finding("ok", "chat model", f"{settings.model}, which is fetched at the first start")]
+        return Finding("ok", "chat model", f"{source}, which is fetched at the first start")
     from app.model_sheet import model_sheet
     from engine.errors import EngineError
 
     try:
-        served = model_sheet(settings.model, models.resolve(settings.model, settings), settings).as_json()["served"]
+        alone = settings_of(entry, settings)
+        served = model_sheet(source, models.resolve(source, settings), alone).as_json()["served"]
     except (RagstoneError, EngineError) as error:
-        return [Finding("problem", "chat model", settings.model, str(error))]
-    shown = f"{settings.model}: {served['needed_bytes'] / 2**30:,.2f} GiB in {served['weight_format']}"
+        return Finding("problem", "chat model", source, str(error))
+    shown = f"{source}: {served['needed_bytes'] / 2**30:,.2f} GiB in {served['weight_format']}"
     if not served["fits"]:
         advice = "take a smaller model, or lower max_model_len; `ragstone models show` has the arithmetic"
-        return [Finding("problem", "chat model", f"{shown}, which does not fit", advice)]
-    return [Finding("ok", "chat model", f"{shown}, fits")]
+        return Finding("problem", "chat model", f"{shown}, which does not fit", advice)
+    return Finding("ok", "chat model", f"{shown}, fits")

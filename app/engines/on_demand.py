@@ -23,8 +23,9 @@ from engine.outputs import EngineStats, OutputDelta
 
 logger = logging.getLogger(__name__)
 
-# Two models that load at the same time would each be promised the same memory.
-_loading = threading.Lock()
+# Two models that load at the same time would each be promised the same memory, and so would one that loads while
+# another is still being put away. Who loads may put others away.
+_loading = threading.RLock()
 
 
 class OnDemandBackend:
@@ -52,15 +53,15 @@ class OnDemandBackend:
         return "loaded" if future.done() else "loading"
 
     def health(self) -> tuple[EngineHealth, str]:
-        backend = self._present()
+        backend = self.present()
         return ("ready", "") if backend is None else backend.health()
 
     def stats(self) -> EngineStats:
-        backend = self._present()
+        backend = self.present()
         return NOTHING_COUNTED if backend is None else backend.stats()
 
     def drain(self, timeout_s: float) -> None:
-        backend = self._present()
+        backend = self.present()
         if backend is not None:
             backend.drain(timeout_s)
 
@@ -84,19 +85,21 @@ class OnDemandBackend:
 
     def unload(self, *, idle_s: float = 0.0) -> bool:
         """Puts the model away where nobody has used it for so long; whether it did. Blocks."""
-        with self._lock:
-            future = self._loaded
-            is_idle = self._num_using == 0 and time.monotonic() - self.last_used >= idle_s
-            if future is None or not future.done() or not is_idle:
-                return False
-            self._loaded = None
-        logger.info("unloading the model %s, which nobody uses", self.name)
-        future.result().drain(0.0)
-        del future
-        give_memory_back()
+        with _loading:
+            with self._lock:
+                future = self._loaded
+                is_idle = self._num_using == 0 and time.monotonic() - self.last_used >= idle_s
+                if future is None or not future.done() or not is_idle:
+                    return False
+                self._loaded = None
+            logger.info("unloading the model %s, which nobody uses", self.name)
+            future.result().drain(0.0)
+            del future
+            give_memory_back()
         return True
 
-    def _present(self) -> EngineBackend | None:
+    def present(self) -> EngineBackend | None:
+        """The backend, where it is loaded."""
         future = self._loaded
         return future.result() if future is not None and future.done() and future.exception() is None else None
 
@@ -164,9 +167,9 @@ class OnDemandClient:
             yield from deltas
 
     def abort(self, request_id: str) -> None:
-        if self._backend.state == "loaded":
-            with self._backend.using() as backend:
-                backend.client.abort(request_id)
+        backend = self._backend.present()
+        if backend is not None:
+            backend.client.abort(request_id)
 
     def count_tokens(self, text: str) -> int:
         with self._backend.using() as backend:
