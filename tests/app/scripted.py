@@ -123,13 +123,14 @@ class ScriptedEngineClient:
 
 
 class ScriptedBackend:
-    """Keeps a scripted engine, which is always well."""
+    """Keeps a scripted engine."""
 
     def __init__(self, client: ScriptedEngineClient) -> None:
         self.client = client
 
     def health(self) -> tuple[str, str]:
-        return ("ready", "")
+        why = self.client.check_health()
+        return ("ready", "") if why == "ready" else ("unhealthy", why)
 
     def stats(self) -> EngineStats:
         return EngineStats(0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0)
