@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import models, preflight
 from app.child_process import die_with_parent
+from app.engines.model_table import ModelTable
 from app.request_id import add_request_id
 from app.search_models import embedding_files
 from app.settings import Settings, unknown_variables
@@ -96,8 +97,10 @@ def configure_logging(settings: Settings) -> None:
 
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
+    entries = ModelTable.of(settings).entries.values()
+    chat_models = [entry.source for entry in entries if entry.url is None and entry.load == "always"]
     with UIProcess(settings) if settings.ui else contextlib.nullcontext() as ui:
-        for name in filter(None, (settings.model, embedding_files(settings))):
+        for name in filter(None, (*chat_models, embedding_files(settings))):
             path = models.resolve(name, settings)
             logger.info("model %s is %s", name, path)
         return _run_api(settings, listener, ui)
