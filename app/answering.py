@@ -14,13 +14,14 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
 from app.fixed_texts import ENGLISH, FixedTexts
 from retrieval.evidence import Embed, Quote, Ranking, TermWeights, quotes, rank_sentences, retained
 from retrieval.grounding import LENIENT, STRICT, GroundingChecker, Support
+from retrieval.highlights import highlights
 from retrieval.question_kind import candidates
 from retrieval.records import Passage
 from retrieval.sentences import split_sentences, without_odd_marks
@@ -43,6 +44,10 @@ _SENTENCE_ENDS = tuple(".!?…。！？\"')”»")
 _WORD = re.compile(r"\S+\s*|\s+")
 
 
+Place = Annotated[list[int], Field(min_length=2, max_length=2)]
+"""From and to, in characters."""
+
+
 class SentenceSupport(BaseModel):
     """One sentence of an answer, and what supports it."""
 
@@ -51,6 +56,13 @@ class SentenceSupport(BaseModel):
     supported: bool
     n: int | None = Field(default=None, description="Number of the source that supports it, or comes nearest.")
     quote: str | None = Field(default=None, description="That source's own sentence.")
+    span: Place | None = Field(
+        default=None, description="Where that sentence stands in the source's `text`: from and to, in characters."
+    )
+    words: list[Place] = Field(
+        default=[],
+        description="Which words of it the answer has too: from and to, in characters of the source's `text`.",
+    )
     reason: str | None = Field(
         default=None, description="Which check failed: numbers, names, order, negation, wording, meaning."
     )
@@ -183,14 +195,14 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
             if said is None:
                 break
             left.remove(said)
-            passed.append(_by_model(sentence, support, material))
+            passed.append(_sentence(sentence, "model", support, material))
             for word in _words(f"{sentence}{_citation(passed[-1])}", after=len(passed) > 1):
                 yield word
             if not left:
                 break
     for quote in left:
-        number = material.numbers[quote.passage]
-        passed.append(SentenceSupport(text=quote.text, origin="quote", supported=True, n=number, quote=quote.source))
+        support = Support(True, quote.passage, quote.source, None)
+        passed.append(_sentence(quote.text, "quote", support, material))
         for word in _words(f"{_quoted(quote.text)}{_citation(passed[-1])}", after=len(passed) > 1):
             yield word
     yield Grounding(mode="strict", state="answered", sentences=passed)
@@ -289,16 +301,27 @@ async def _checked(checker: GroundingChecker, sentence: str, material: Material)
     """What supports a sentence; None for what claims nothing: headings, table rows, code, a lead-in to a list."""
     if sentence.startswith(("#", "|", "```", "~~~")) or sentence.endswith(":") or not terms(sentence):
         return None
-    return _by_model(sentence, await asyncio.to_thread(checker.check, sentence), material)
+    return _sentence(sentence, "model", await asyncio.to_thread(checker.check, sentence), material)
 
 
 # ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _by_model(sentence: str, support: Support, material: Material) -> SentenceSupport:
-    number = None if support.passage is None else material.numbers[support.passage]
+def _sentence(text: str, origin: Literal["model", "quote"], support: Support, material: Material) -> SentenceSupport:
+    number = place = None
+    if support.passage is not None:
+        number = material.numbers[support.passage]
+        if support.supported and support.quote is not None:
+            place = highlights(material.passages[support.passage].text, support.quote, text)
     return SentenceSupport(
-        text=sentence, origin="model", supported=support.supported, n=number, quote=support.quote, reason=support.reason
+        text=text,
+        origin=origin,
+        supported=support.supported,
+        n=number,
+        quote=support.quote,
+        span=None if place is None else list(place.sentence),
+        words=[] if place is None else [list(word) for word in place.words],
+        reason=support.reason,
     )
 
 

@@ -44,6 +44,10 @@ class Ingest(Protocol):
     def __call__(self, path: Path, name: str, collection: str, owner: str, embedded: Embedded) -> IngestResult: ...
 
 
+class _CalledOffError(Exception):
+    """Ends the taking in of a file whose job is called off."""
+
+
 class TooManyJobsError(RequestError):
     """More waits than is taken on."""
 
@@ -79,6 +83,7 @@ class Job:
     files: list[JobFile]
     created_at: float
     ended_at: float | None = None
+    is_called_off: bool = False
     version: int = field(default=0, compare=False)
     """Grows with every change, for those who watch it."""
 
@@ -154,10 +159,11 @@ class IngestionJobs:
         return job if job is not None and job.user == user else None
 
     def cancel(self, job: Job) -> None:
-        """What has not begun will not begin."""
+        """What has not begun will not begin; the file at hand is left before its next batch of texts is embedded."""
         with self._lock:
             if job.is_finished:
                 return
+            job.is_called_off = True
             for file in job.files:
                 if file.status == "queued":
                     file.status = "cancelled"
@@ -190,11 +196,15 @@ class IngestionJobs:
         path = self._folder / job.job_id / file.stored
 
         def embedded(done: int, of: int) -> None:
+            if job.is_called_off and done < of:
+                raise _CalledOffError
             file.progress = round(_READ + (1 - _READ) * done / max(1, of), 3)
             job.version += 1
 
         try:
             result = self._ingest(path, file.name, job.collection, job.user, embedded)
+        except _CalledOffError:
+            file.status, file.progress = "cancelled", 0.0
         except Exception as error:
             if self._closing:
                 return  # the store was closed under it: the next process takes it up

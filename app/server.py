@@ -34,6 +34,7 @@ from app.routes import (
     jobs,
     langserve,
     openai,
+    options,
     ranking,
     tokens,
     turns,
@@ -51,7 +52,7 @@ MAX_BODY_BYTES = 8 << 20
 UPLOAD_PATH = "/api/v1/documents"
 
 # All under /api/v1.
-API_FAMILIES = (documents, document_content, collections, jobs, conversations, turns, feedback)
+API_FAMILIES = (documents, document_content, collections, jobs, conversations, turns, feedback, options)
 
 DESCRIPTION = """\
 Chat with your documents. `/chat` answers from them (LangServe's protocol: `RemoteRunnable`, or plain POST), and so does

@@ -318,19 +318,25 @@ class KnowledgeBase:
         """The file that a document was made of; None where it is not kept."""
         return self.catalog.originals.path(document.content_hash)
 
+    @staticmethod
+    def file_name(document: DocumentInfo) -> str:
+        """The name of a document's file, whose extension says what it is. A web page's address may have none."""
+        name = document.source.rpartition("/")[2]
+        is_page = document.source.startswith(("http://", "https://"))
+        return f"{name}.html" if is_page and PurePosixPath(name).suffix.lower() not in SUPPORTED_EXTENSIONS else name
+
     def reingest(self, document: DocumentInfo, owner: str = "local") -> IngestResult | None:
         """Reads a document of `owner` anew from its original; None where that is not kept."""
         path = self.original(document)
         if path is None:
             return None
-        name = document.source.rpartition("/")[2]
-        if (
-            document.source.startswith(("http://", "https://"))
-            and PurePosixPath(name).suffix.lower() not in SUPPORTED_EXTENSIONS
-        ):
-            name += ".html"
         result = self.ingestor.ingest_bytes(
-            path.read_bytes(), name, document.source, collection=document.collection, owner=owner, again=True
+            path.read_bytes(),
+            self.file_name(document),
+            document.source,
+            collection=document.collection,
+            owner=owner,
+            again=True,
         )
         if result.status == "updated":
             self.snapshots.refresh()

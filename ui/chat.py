@@ -16,7 +16,7 @@ from typing import Any
 from ui.client import AnswerPart, ApiClient
 from ui.conversation import Conversation, Feedback, Turn, TurnState
 from ui.errors import LoginNeededError, UIError
-from ui.turn_html import after_answer_html, conversation_html, turn_html
+from ui.turn_html import after_answer_html, conversation_html, earlier_html, turn_html
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ HEARTBEAT_S = 0.15
 REPAINT_S = 1 / 15
 # A stopped turn is written down by the server a moment after the connection closes; a retry waits this long for it.
 RECORDED_WITHIN_S = 1.5
+WRITTEN_EVERY_S = 0.1
 # How often the place in the engine's queue is asked for while nothing of an answer has come.
 QUEUE_EVERY_S = 1.0
 NUM_CACHED_CONVERSATIONS = 1000
@@ -95,16 +96,59 @@ class Chat:
         self._client = client
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._work: dict[str, _Work] = {}
+        self._watching: dict[str, str] = {}  # tab -> conversation whose answer it shows, but did not ask for
 
-    async def restore(self, session_id: str) -> Frame:
-        """The page of a conversation as it stands, for a tab that has just been (re)loaded."""
-        self._conversations.pop(session_id, None)
+    async def restore(self, session_id: str, tab: str = "") -> AsyncGenerator[Frame]:
+        """The page of a conversation as it stands, for a `tab` that has just been (re)loaded or that turns to it.
+
+        An answer that is being made is shown as it grows. It is another tab's, or this one's from before it was loaded
+        again, in which case it ends in a moment and can be continued.
+        """
+        work, conversation = self._work.get(session_id), self._conversations.get(session_id)
+        if work is None or conversation is None:
+            async with aclosing(self._reread(session_id)) as pages:
+                async for page in pages:
+                    yield page
+            return
+        self._watching[tab] = session_id
         try:
-            conversation = await self._conversation(session_id)
+            yield _whole_page(conversation, question=None)
+            while self._watching.get(tab) == session_id and self._work.get(session_id) is work:
+                yield Frame(
+                    live=turn_html(work.turn, work.index, work.waited_s),
+                    sources=after_answer_html(work.turn, work.index),
+                )
+                await asyncio.sleep(HEARTBEAT_S)
+            if self._watching.get(tab) == session_id and session_id not in self._work:
+                yield _whole_page(conversation, question=None)
+        finally:
+            if self._watching.get(tab) == session_id:
+                del self._watching[tab]
+
+    async def _reread(self, session_id: str) -> AsyncGenerator[Frame]:
+        """The page as the server has it. A turn that it has not yet written down is shown until it has."""
+        known = self._conversations.pop(session_id, None)
+        deadline = time.monotonic() + RECORDED_WITHIN_S
+        try:
+            conversation = Conversation(session_id, await self._client.turns(session_id))
+            while (missing := _missing(known, conversation)) is not None and time.monotonic() < deadline:
+                yield _whole_page(Conversation(session_id, [*conversation.turns, missing]), question=None)
+                await asyncio.sleep(WRITTEN_EVERY_S)
+                conversation.turns = await self._client.turns(session_id)
+            if missing is not None:
+                conversation.turns.append(missing)
+            self._keep(conversation)
+        except LoginNeededError:
+            conversation = Conversation(session_id)  # nothing is shown to a key that is no longer valid
         except UIError:
-            # The page's notice says what is wrong with the server; an empty chat is the right thing to show below it.
-            conversation = Conversation(session_id)
-        return self._whole_page(conversation, question=None)
+            # The page's notice says what is wrong with the server; what is known is the right thing to show below it.
+            conversation = known or Conversation(session_id)
+        yield _whole_page(conversation, question=None)
+
+    async def earlier(self, session_id: str, before: int) -> str:
+        """HTML of the turns before turn `before`, as many as are shown at a time."""
+        # Asked of the server, who knows whether the key still holds.
+        return earlier_html((await self._client.turns(session_id))[: max(before, 0)])
 
     async def ask(self, question: str, session_id: str, options: Options | None = None) -> AsyncGenerator[Frame]:
         """Ask in the conversation `session_id`; the frames of the answer. Closing the iterator abandons the answer."""
@@ -196,17 +240,21 @@ class Chat:
         if work is not None:
             work.stop()
 
-    async def leave(self, session_id: str, new_session_id: str) -> Frame:
-        """Abandon the conversation `session_id` for a new one; its empty page.
+    async def leave(self, session_id: str, new_session_id: str, tab: str = "") -> AsyncGenerator[Frame]:
+        """Turn from the conversation `session_id` to another one; the pages of that.
 
-        An answer that is being made ends with that same page, so that the page is right whichever frame comes last.
+        An answer that this `tab` is waiting for is abandoned, and ends with the first of these pages, so that the page
+        is right whichever frame comes last.
         """
-        page = await self.restore(new_session_id)
-        work = self._work.get(session_id)
-        if work is not None:
-            work.last_frame = page
-            work.stop()
-        return page
+        is_watching = self._watching.pop(tab, None) is not None
+        work = None if is_watching else self._work.get(session_id)
+        async with aclosing(self.restore(new_session_id, tab)) as pages:
+            async for page in pages:
+                if work is not None:
+                    work.last_frame = page
+                    work.stop()
+                    work = None
+                yield page
 
     async def _conversation(self, session_id: str) -> Conversation:
         conversation = self._conversations.get(session_id)
@@ -231,7 +279,7 @@ class Chat:
                 break
             if turn.state is TurnState.DONE or time.monotonic() > deadline:
                 break
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(WRITTEN_EVERY_S)
         conversation.turns.remove(turn)
 
     def _failed(self, session_id: str, error: UIError) -> Frame:
@@ -260,7 +308,7 @@ class Chat:
         reader.add_done_callback(lambda _: work.wake.set())
         watcher = asyncio.create_task(self._watch_queue(work, session_id))
         try:
-            yield self._whole_page(conversation, question="" if is_new else None)
+            yield _whole_page(conversation, question="" if is_new else None)
             async with aclosing(_progress(work, reader)) as frames:
                 async for frame in frames:
                     yield frame
@@ -314,17 +362,25 @@ class Chat:
             turn.error = "Something went wrong in the chat page; the log of the UI process says more."
             turn.state = TurnState.FAILED
 
-    def _whole_page(self, conversation: Conversation, question: str | None) -> Frame:
-        earlier, live, sources = conversation_html(conversation)
-        last = conversation.last
-        return Frame(
-            earlier=earlier,
-            live=live,
-            sources=sources,
-            question=question,
-            is_busy=last is not None and last.is_open,
-            has_turns=last is not None,
-        )
+
+def _whole_page(conversation: Conversation, question: str | None) -> Frame:
+    earlier, live, sources = conversation_html(conversation)
+    last = conversation.last
+    return Frame(
+        earlier=earlier,
+        live=live,
+        sources=sources,
+        question=question,
+        is_busy=last is not None and last.is_open,
+        has_turns=last is not None,
+    )
+
+
+def _missing(known: Conversation | None, kept: Conversation) -> Turn | None:
+    """The turn that was stopped here and that the server does not (yet) keep."""
+    if known is None or known.last is None or known.last.state is not TurnState.STOPPED:
+        return None
+    return known.last if len(kept.turns) == len(known.turns) - 1 else None
 
 
 async def _progress(work: _Work, reader: "asyncio.Task[None]") -> AsyncGenerator[Frame]:

@@ -29,6 +29,11 @@ from ui.sse import ServerSentEvent, SSEDecoder
 # Connecting and short calls; an answer or an ingest may take as long as it takes, the person can stop it.
 CONNECT_S = 5.0
 SHORT_CALL_S = 15.0
+# What the API says to programs, for people at the page.
+_FOR_PEOPLE = {
+    "missing_api_key": "This server asks for an API key: log in with yours.",
+    "invalid_api_key": "This key is not valid: it is unknown, revoked or expired. Log in with another.",
+}
 _PATIENT = httpx.Timeout(CONNECT_S, read=None, write=None, pool=None)
 
 
@@ -86,6 +91,12 @@ class ApiClient:
     async def metrics(self) -> str:
         """The Prometheus page."""
         return (await self._response("GET", "/metrics")).text
+
+    async def defaults(self) -> dict[str, Any]:
+        """The options that hold for a question which chooses none."""
+        body = await self._call("GET", "/api/v1/options")
+        with _understood():
+            return dict(body["defaults"])
 
     async def models(self) -> list[str]:
         """Names of the models that a chat can be had with."""
@@ -203,6 +214,15 @@ class ApiClient:
         body = await self._call("GET", f"{_document(document_id)}/text")
         with _understood():
             return [Section.from_json(item) for item in body.get("pages") or body.get("sections") or ()]
+
+    async def rendered(self, document_id: str) -> str | None:
+        """An HTML or Markdown document as safe HTML; None for others, and where its file is not kept."""
+        try:
+            body = await self._call("GET", f"{_document(document_id)}/html")
+        except NotFoundError:
+            return None
+        with _understood():
+            return str(body["html"])
 
     async def delete_document(self, document_id: str) -> None:
         """Take a document out of the knowledge base. One that is already gone is no error."""
@@ -344,7 +364,7 @@ def _refusal(response: httpx.Response) -> UIError:
     kind = {401: LoginNeededError, 404: NotFoundError}.get(response.status_code, RequestRefusedError)
     code, field = error.get("code"), error.get("field")
     return kind(
-        message,
+        _FOR_PEOPLE.get(str(code), message),
         status=response.status_code,
         code=None if code is None else str(code),
         field=None if field is None else str(field),

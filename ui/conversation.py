@@ -33,15 +33,24 @@ class Source:
         )
 
 
+Span = tuple[int, int]
+"""From and to, in characters."""
+
+
 @dataclass(frozen=True)
 class Sentence:
-    """One sentence of an answer: whether source `n` supports it, by which of its own sentences, or what failed."""
+    """One sentence of an answer: whether source `n` supports it, by which of its own sentences, or what failed.
+
+    `span` and `words` are where that sentence, and the words of it that the answer has too, stand in the source's text.
+    """
 
     text: str
     is_supported: bool
     n: int | None
     quote: str | None
     reason: str | None
+    span: Span | None = None
+    words: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,8 @@ class Grounding:
                     n=None if item.get("n") is None else int(item["n"]),
                     quote=None if item.get("quote") is None else str(item["quote"]),
                     reason=None if item.get("reason") is None else str(item["reason"]),
+                    span=None if item.get("span") is None else _span(item["span"]),
+                    words=tuple(_span(word) for word in item.get("words") or ()),
                 )
                 for item in value.get("sentences") or ()
             ),
@@ -77,7 +88,16 @@ class Grounding:
 
     def quotes_of(self, n: int) -> list[str]:
         """The sentences of source `n` that support the answer."""
-        return [item.quote for item in self.sentences if item.is_supported and item.n == n and item.quote]
+        return [item.quote for item in self.supported_by(n) if item.quote]
+
+    def supported_by(self, n: int) -> list[Sentence]:
+        """The sentences of the answer that source `n` supports."""
+        return [item for item in self.sentences if item.is_supported and item.n == n]
+
+
+def _span(value: Any) -> Span:
+    start, end = value
+    return int(start), int(end)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ _PATHS = {
     "go_on": '<path d="M5 5v14l8-7zM16 5v14"/>',
     "open": '<path d="M14 4h6v6M20 4l-9 9M18 14v5a1 1 0 0 1-1 1H5a1 1 0 0 1-1-1V7a1 1 0 0 1 1-1h5"/>',
     "more": '<circle cx="5" cy="12" r="1.2"/><circle cx="12" cy="12" r="1.2"/><circle cx="19" cy="12" r="1.2"/>',
+    "older": '<path d="M12 20V6M6 11l6-6 6 6"/>',
     "download": '<path d="M12 4v11M7 11l5 5 5-5M5 20h14"/>',
     "delete": '<path d="M4 7h16M9 7V4h6v3M6 7l1 13h10l1-13M10 11v5M14 11v5"/>',
     "upload": '<path d="M12 16V5M7 9l5-5 5 5M5 20h14"/>',

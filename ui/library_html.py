@@ -4,17 +4,22 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ui.icons import icon, icon_button
-from ui.markdown import markdown_html, marked_html, text_html
+from ui.markdown import text_html
 from ui.records import Collection, Document, Section
 
 NUM_LISTED_DOCUMENTS = 200
+HANDBOOK = "handbook"  # the sample that comes with the server
+HANDBOOK_QUESTIONS = (
+    "What does TTFT measure?",
+    "Why is decode limited by memory bandwidth?",
+    "How does prefix caching save work?",
+)
 OWN_COLLECTION = "default"  # where uploads go, unless another is chosen
-_MARKDOWN_SUFFIXES = (".md", ".markdown")
 
 
 def collection_label(name: str) -> str:
     """What people read in place of a collection's name."""
-    return {"": "All", "handbook": "Sample handbook", OWN_COLLECTION: "My documents"}.get(name, name)
+    return {"": "All", HANDBOOK: "Sample handbook", OWN_COLLECTION: "My documents"}.get(name, name)
 
 
 def collections_html(collections: Sequence[Collection], chosen: str) -> str:
@@ -42,6 +47,28 @@ def choices_html(collections: Sequence[Collection]) -> str:
         f'<span class="count">{collection.num_documents}</span></label>'
         for collection in collections
     )
+
+
+def welcome_html(documents: Sequence[Document]) -> str:
+    """What there is to ask: three questions to try, on the sample handbook or on what else there is."""
+    add = '<button type="button" class="link" data-act="view" data-view="documents">{}</button>'
+    if not documents:
+        return (
+            "<p>There is nothing to ask yet: add a document first.</p>"
+            '<button type="button" class="pill primary" data-act="view" data-view="documents">Add documents</button>'
+        )
+    if any(document.collection == HANDBOOK for document in documents):
+        questions: tuple[str, ...] = HANDBOOK_QUESTIONS
+        said = "A handbook on serving language models is there to try; " + add.format("add your own documents")
+    else:
+        titles = dict.fromkeys(document.title for document in documents)
+        questions = tuple(f"What does “{title}” say?" for title in titles)[: len(HANDBOOK_QUESTIONS)]
+        number = "One document is" if len(documents) == 1 else f"{len(documents)} documents are"
+        said = f"{number} there to ask; " + add.format("add more")
+    buttons = "".join(
+        f'<button type="button" data-act="example" dir="auto">{text_html(question)}</button>' for question in questions
+    )
+    return f'<p>{said} at any time.</p><h3>Questions to try</h3><div class="examples">{buttons}</div>'
 
 
 def documents_html(documents: Sequence[Document], query: str = "") -> str:
@@ -113,19 +140,25 @@ def _date_html(iso: str) -> str:
 # ── one document ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def viewer_html(document: Document, sections: Sequence[Section], page: int | None, quote: str) -> str:
-    """A document opened: a PDF as the image of page `page` with its text, anything else as text with `quote` marked."""
+def viewer_html(
+    document: Document, sections: Sequence[Section], page: int | None, rendered: str | None = None, quote: str = ""
+) -> str:
+    """A document opened: `rendered` where the API gives it as HTML, a PDF as the image of page `page`, else as text.
+
+    Where its text is wanted (`quote`), the page's script marks it. `rendered` is shown as it is: the API has made it
+    safe, and the page's policy (`ui.security`) forbids it to run or load anything.
+    """
     name = document.file_name or document.title
     facts = " · ".join(part for part in (text_html(name), size_text(document.size_bytes)) if part)
     head = f'<p class="facts">{facts}</p>'
+    if rendered is not None:
+        return f'{head}<div class="sheet rendered" dir="auto">{rendered}</div>'
     if name.lower().endswith(".pdf") and document.num_pages:
-        return head + _pdf_html(document, sections, min(max(page or 1, 1), document.num_pages), quote)
-    if name.lower().endswith(_MARKDOWN_SUFFIXES):
-        return head + f'<div class="sheet text">{_sections_html(sections, quote, is_markdown=True)}</div>'
-    return head + f'<div class="sheet plain">{_sections_html(sections, quote, is_markdown=False)}</div>'
+        return head + _pdf_html(document, sections, min(max(page or 1, 1), document.num_pages), bool(quote))
+    return head + f'<div class="sheet plain">{_sections_html(sections)}</div>'
 
 
-def _pdf_html(document: Document, sections: Sequence[Section], page: int, quote: str) -> str:
+def _pdf_html(document: Document, sections: Sequence[Section], page: int, has_open_text: bool) -> str:
     text = "\n\n".join(section.text for section in sections if section.page == page)
     identity = text_html(document.document_id)
     back, forth = ("disabled" if page <= 1 else ""), ("disabled" if page >= document.num_pages else "")
@@ -138,18 +171,17 @@ def _pdf_html(document: Document, sections: Sequence[Section], page: int, quote:
         + f'</div><img class="page" src="page/documents/{identity}/pages/{page}.png" '
         f'alt="Page {page} of {text_html(document.title)}">'
         + (
-            f'<details class="page-text" {"open" if quote else ""}><summary>Text of this page</summary>'
-            f'<div class="sheet plain" dir="auto">{marked_html(text, [quote])}</div></details>'
+            f'<details class="page-text" {"open" if has_open_text else ""}><summary>Text of this page</summary>'
+            f'<div class="sheet plain" dir="auto">{text_html(text)}</div></details>'
             if text
             else ""
         )
     )
 
 
-def _sections_html(sections: Sequence[Section], quote: str, *, is_markdown: bool) -> str:
+def _sections_html(sections: Sequence[Section]) -> str:
     parts: list[str] = []
     shown: tuple[str, ...] = ()
-    is_marked = False
     for section in sections:
         if section.headings and section.headings != shown:
             shown = section.headings
@@ -157,11 +189,5 @@ def _sections_html(sections: Sequence[Section], quote: str, *, is_markdown: bool
             parts.append(f'<h{level} dir="auto">{text_html(shown[-1])}</h{level}>')
         elif section.page is not None:
             parts.append(f'<p class="page-number">Page {section.page}</p>')
-        body = marked_html(section.text, [quote])
-        has_quote = "<mark>" in body and not is_marked
-        is_marked = is_marked or has_quote
-        if is_markdown:
-            body = markdown_html(section.text)
-        mark = ' class="here"' if has_quote else ""
-        parts.append(f'<div{mark} dir="auto">{body}</div>')
+        parts.append(f'<div dir="auto">{text_html(section.text)}</div>')
     return "".join(parts) or '<p class="empty">There is no text to show.</p>'

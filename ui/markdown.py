@@ -9,14 +9,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import groupby
 from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
+from ui.conversation import Span
+
 _LINK_SCHEMES = ("http://", "https://", "mailto:")
 _MARK = re.compile(r"\[(\?|\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
+# Of a passage: plain, of a sentence that supports the answer, of a word in it that the answer has too.
+_LEVELS = (("", ""), ("<mark>", "</mark>"), ('<mark class="word">', "</mark>"))
 UNEXPLAINED = "No source supports this sentence."
 
 
@@ -106,22 +111,23 @@ def markdown_html(markdown: str, marks: Marks | None = None) -> str:
     return str(_MARKDOWN.render(valid_text(markdown), env))
 
 
-def marked_html(text: str, quotes: Sequence[str]) -> str:
-    """`text` letter for letter, with what equals one of `quotes` (but for white space) marked."""
-    text = valid_text(text)
-    spans = sorted(span for quote in quotes if (span := _find(text, valid_text(quote))) is not None)
+def marked_html(text: str, sentences: Sequence[Span], words: Sequence[Span]) -> str:
+    """`text` letter for letter, with sentences marked, and words in them once more. Overlapping spans are one."""
+    characters = valid_text(text)
+    if len(characters) != len(text):
+        return escape(characters)  # places are those of the text as it was
+    levels = [0] * len(characters)
+    for level, spans in enumerate((sentences, words), 1):
+        for start, end in spans:
+            levels[start:end] = [level] * len(levels[start:end])
+    for space in re.finditer(r"\s+", characters):
+        # Words that follow each other are marked as one.
+        if all(0 < at < len(levels) and levels[at] == 2 for at in (space.start() - 1, space.end())):
+            levels[space.start() : space.end()] = [2] * len(space.group())
     parts, done = [], 0
-    for start, end in spans:
-        if start < done:
-            continue
-        parts += [escape(text[done:start]), "<mark>", escape(text[start:end]), "</mark>"]
+    for level, run in groupby(levels):
+        end = done + len(list(run))
+        before, after = _LEVELS[level]
+        parts.append(f"{before}{escape(characters[done:end])}{after}")
         done = end
-    return "".join([*parts, escape(text[done:])])
-
-
-def _find(text: str, quote: str) -> tuple[int, int] | None:
-    words = quote.split()
-    if not words:
-        return None
-    match = re.search(r"\s+".join(re.escape(word) for word in words), text)
-    return None if match is None else match.span()
+    return "".join(parts)

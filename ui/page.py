@@ -21,7 +21,7 @@ from ui.routes import key_of
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("shell.css", "chat.css", "library.css")
-SCRIPTS = ("core.js", "chat.js", "sidebar.js", "library.js", "settings.js", "status.js")
+SCRIPTS = ("core.js", "chat.js", "sidebar.js", "library.js", "viewer.js", "settings.js", "status.js")
 
 Updates = dict[Any, Any]
 
@@ -153,13 +153,18 @@ def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
             async for frame in frames:
                 yield page.updates(frame)
 
-    async def open_page(session_id: str, request: gr.Request) -> Updates:
-        frame = await chats.of(key_of(request)).restore(session_id)
-        return {page.session_id: session_id, **page.updates(frame)}
+    async def open_page(session_id: str, request: gr.Request) -> AsyncGenerator[Updates]:
+        frames = chats.of(key_of(request)).restore(session_id, str(request.session_hash))
+        async with aclosing(frames):
+            async for frame in frames:
+                yield {page.session_id: session_id, **page.updates(frame)}
 
-    async def open_another(event: gr.EventData, request: gr.Request) -> Updates:
-        frame = await chats.of(key_of(request)).leave(str(event.leaving), str(event.session_id))
-        return {page.session_id: str(event.session_id), **page.updates(frame)}
+    async def open_another(event: gr.EventData, request: gr.Request) -> AsyncGenerator[Updates]:
+        leaving, session_id = str(event.leaving), str(event.session_id)
+        frames = chats.of(key_of(request)).leave(leaving, session_id, str(request.session_hash))
+        async with aclosing(frames):
+            async for frame in frames:
+                yield {page.session_id: session_id, **page.updates(frame)}
 
     def stop(session_id: str, request: gr.Request) -> None:
         chats.of(key_of(request)).stop(session_id)
@@ -177,7 +182,7 @@ def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
     )
     page.command.click(command, trigger_mode="multiple", api_visibility="private", **making)
     page.stop.click(stop, inputs=[page.session_id], queue=False, js="ragstone.stopping", **private)
-    opening = {"outputs": [page.session_id, *page.chat_outputs], "queue": False, **private}
+    opening = {"outputs": [page.session_id, *page.chat_outputs], "concurrency_limit": None, **private}
     blocks.load(open_page, inputs=[page.session_id], js="ragstone.conversation", **opening)
     page.opening.click(open_another, trigger_mode="multiple", **opening)
 

@@ -17,7 +17,7 @@ from ui.chat import Chats
 from ui.client import ApiClient
 from ui.conversation import Feedback
 from ui.errors import RequestRefusedError, UIError
-from ui.library_html import choices_html, collections_html, documents_html, viewer_html
+from ui.library_html import choices_html, collections_html, documents_html, viewer_html, welcome_html
 from ui.metrics import readings
 from ui.sidebar_html import conversations_html, health_html, notice_html
 
@@ -85,9 +85,10 @@ def _add_server(router: APIRouter, client: ApiClient, max_upload_bytes: int) -> 
     async def limits() -> dict[str, Any]:
         return {"max_upload_bytes": max_upload_bytes}
 
-    @router.get("/models")
-    async def models(request: Request) -> dict[str, Any]:
-        return {"models": await client.as_user(key_of(request)).models()}
+    @router.get("/options")
+    async def options(request: Request) -> dict[str, Any]:
+        user = client.as_user(key_of(request))
+        return {"defaults": await user.defaults(), "models": await user.models()}
 
     @router.get("/metrics")
     async def metrics(request: Request) -> dict[str, Any]:
@@ -129,6 +130,10 @@ def _add_conversations(router: APIRouter, client: ApiClient, chats: Chats) -> No
         found = await client.as_user(key_of(request)).conversations(query.strip())
         return conversations_html(found, query.strip())
 
+    @router.get("/conversation/earlier", response_class=HTMLResponse)
+    async def earlier(session_id: str, before: int, request: Request) -> str:
+        return await chats.of(key_of(request)).earlier(session_id, before)
+
     @router.patch("/conversation")
     async def rename(session_id: str, given: Title, request: Request) -> dict[str, Any]:
         await client.as_user(key_of(request)).rename_conversation(session_id, given.title)
@@ -150,6 +155,10 @@ def _add_conversations(router: APIRouter, client: ApiClient, chats: Chats) -> No
         path = f"/api/v1/conversations/{quote(session_id, safe='')}/export?format={quote(format, safe='')}"
         return await _passed_on(client.as_user(key_of(request)), path)
 
+    @router.get("/feedback/export")
+    async def export_feedback(request: Request) -> Response:
+        return await _passed_on(client.as_user(key_of(request)), "/api/v1/feedback?format=jsonl")
+
     @router.put("/feedback")
     async def rate(given: Rating, request: Request) -> dict[str, Any]:
         key = key_of(request)
@@ -160,6 +169,10 @@ def _add_conversations(router: APIRouter, client: ApiClient, chats: Chats) -> No
 
 
 def _add_documents(router: APIRouter, client: ApiClient) -> None:
+    @router.get("/welcome", response_class=HTMLResponse)
+    async def welcome(request: Request) -> str:
+        return welcome_html(await client.as_user(key_of(request)).documents())
+
     @router.get("/documents")
     async def documents(request: Request, collection: str = "", query: str = "") -> dict[str, str]:
         user = client.as_user(key_of(request))
@@ -194,8 +207,9 @@ def _add_documents(router: APIRouter, client: ApiClient) -> None:
     async def view(document_id: str, request: Request, page: int | None = None, quote: str = "") -> dict[str, str]:
         user = client.as_user(key_of(request))
         document = await user.document(document_id)
-        sections = await user.sections(document_id)
-        return {"title": document.title, "html": viewer_html(document, sections, page, quote)}
+        rendered = await user.rendered(document_id)
+        sections = await user.sections(document_id) if rendered is None else []
+        return {"title": document.title, "html": viewer_html(document, sections, page, rendered, quote)}
 
     @router.get("/documents/{document_id}/original")
     async def original(document_id: str, request: Request) -> Response:

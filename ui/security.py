@@ -1,7 +1,8 @@
 """Response headers that forbid the page what it never needs: other hosts, inline event handlers, foreign frames.
 
-A second wall behind the escaping in `ui.rendering`. Gradio's own front end needs inline scripts and `Function`, so
-those stay allowed; handlers in attributes (`onerror=…`) and loads from any other host do not.
+A second wall behind the escaping in `ui.markdown` and the API's safe HTML of documents. Gradio's own front end needs
+inline scripts and `Function`, so those stay allowed; handlers in attributes (`onerror=…`) and loads from any other host
+do not.
 """
 
 from starlette.datastructures import MutableHeaders

@@ -7,14 +7,16 @@ A turn is drawn in two parts, so that a repaint of a growing answer carries the 
 import re
 from collections.abc import Sequence
 
-from ui.conversation import Conversation, Grounding, Source, Turn, TurnState
+from ui.conversation import Conversation, Grounding, Sentence, Source, Turn, TurnState
 from ui.icons import icon, icon_button
 from ui.markdown import Marks, markdown_html, marked_html, text_html
 
 PREVIEW_CHARS = 160
+QUOTE_CHARS = 400
+# Turns that are shown above the newest one, and that are fetched at a time when somebody scrolls up.
+NUM_SHOWN = 10
 _TABLE_ROW = re.compile(r"^\s*\|(.*)\|\s*$")
 _TABLE_RULE = re.compile(r"[\s·:-]*-[\s·:-]*")
-_NOT_FOUND_HEAD = "This is not in your documents."
 _REASONS = {
     "numbers": "A number in it does not stand in the sources.",
     "names": "A name in it does not stand in the sources.",
@@ -31,14 +33,21 @@ def conversation_html(conversation: Conversation) -> tuple[str, str, str]:
     if last is None:
         return "", "", ""
     index = len(conversation.turns) - 1
-    return turns_html(conversation.turns[:-1]), turn_html(last, index), after_answer_html(last, index, is_last=True)
+    return earlier_html(conversation.turns[:-1]), turn_html(last, index), after_answer_html(last, index, is_last=True)
 
 
-def turns_html(turns: Sequence[Turn]) -> str:
-    """Finished turns."""
-    return "".join(
+def earlier_html(turns: Sequence[Turn]) -> str:
+    """Finished turns: the last few, and a button for those before them, so that a long conversation costs no more."""
+    start = max(0, len(turns) - NUM_SHOWN)
+    button = (
+        f'<div class="older"><button type="button" class="pill" data-act="older" data-before="{start}">'
+        f"{icon('older')}Earlier turns ({start})</button></div>"
+        if start
+        else ""
+    )
+    return button + "".join(
         f'<article class="turn">{turn_html(turn, index)}{after_answer_html(turn, index)}</article>'
-        for index, turn in enumerate(turns)
+        for index, turn in enumerate(turns[start:], start)
     )
 
 
@@ -58,7 +67,9 @@ def _answer_body(turn: Turn, index: int, waited_s: float) -> str:
     if turn.answer:
         cursor = " streaming" if turn.state is TurnState.STREAMING else ""
         text = f'<div class="text{cursor}" dir="auto">{markdown_html(turn.answer, _marks(turn, index))}</div>'
-        parts.append(_not_found(text) if turn.not_found and turn.answer.startswith(_NOT_FOUND_HEAD) else text)
+        # A model's own words are shown as such, whatever was found.
+        is_told = turn.not_found and turn.grounding is not None and not turn.grounding.sentences
+        parts.append(_not_found(text) if is_told else text)
     if turn.is_open and not turn.answer:
         parts.append(
             f'<p class="waiting">{_waiting_text(turn, waited_s)}<span class="dots" aria-hidden="true"></span></p>'
@@ -78,7 +89,8 @@ def _answer_body(turn: Turn, index: int, waited_s: float) -> str:
 def _not_found(text: str) -> str:
     return (
         f'<div class="not-found"><span class="badge">{icon("none")}</span><div>{text}'
-        "<p>Try other words, search more collections, or add a document that tells it.</p></div></div>"
+        "<p>Try other words or the language of your documents, search more collections, or add a document that tells "
+        "it.</p></div></div>"
     )
 
 
@@ -147,18 +159,32 @@ def _source_html(source: Source, index: int, grounding: Grounding | None) -> str
     locator = f'<span class="locator" dir="auto">{text_html(_locator(source))}</span>' if _locator(source) else ""
     score = "" if source.score is None else f' title="Match {source.score:.2f} of 1"'
     quotes = [] if grounding is None else grounding.quotes_of(source.n)
+    supported = [] if grounding is None else grounding.supported_by(source.n)
+    sentences = [item.span for item in supported if item.span is not None]
+    words = [word for item in supported for word in item.words]
     page = "" if source.page is None else f' data-page="{source.page}"'
+    heading = "" if source.heading is None else f' data-heading="{text_html(source.heading)}"'
     used = ' <span class="used">cited</span>' if quotes else ""
     return (
         f'<details class="source" id="source-{index}-{source.n}" data-document="{text_html(source.document_id)}">'
         f'<summary{score}><span class="number">{source.n}</span>'
         f'<span class="title" dir="auto">{text_html(source.title)}</span>{used}{locator}'
         f'<span class="preview" dir="auto">{text_html(_preview(quotes[0] if quotes else source.text))}</span></summary>'
-        f'<div class="passage" dir="auto" tabindex="0">{marked_html(source.text, quotes)}</div>'
-        f'<button type="button" class="pill" data-act="open-document"{page} '
-        f'data-quote="{text_html(quotes[0] if quotes else source.text[:400])}">{icon("open")}Open document</button>'
+        f'<div class="passage" dir="auto" tabindex="0">{marked_html(source.text, sentences, words)}</div>'
+        f'<button type="button" class="pill" data-act="open-document"{page}{heading} '
+        f'data-quote="{text_html(_to_find(source, supported))}">{icon("open")}Open document</button>'
         "</details>"
     )
+
+
+def _to_find(source: Source, supported: Sequence[Sentence]) -> str:
+    """What to look for in the document: the first supporting sentence as it is written there, else the passage."""
+    for sentence in supported:
+        if sentence.quote is not None:
+            written = "" if sentence.span is None else source.text[slice(*sentence.span)]
+            # The address of a link is written in Markdown, and not seen.
+            return sentence.quote if not written or "](" in written else written
+    return source.text[:QUOTE_CHARS]
 
 
 def _locator(source: Source) -> str:
@@ -188,9 +214,9 @@ def _left_out_html(turn: Turn) -> str:
     num_turns = int(turn.statistics.get("num_turns_left_out", 0))
     if num_turns <= 0:
         return ""
-    turns = "oldest turn was" if num_turns == 1 else f"{num_turns} oldest turns were"
+    turns = "oldest turn" if num_turns == 1 else f"{num_turns} oldest turns"
     return (
-        f'<p class="left-out">This conversation is longer than the model can read: its {turns} left out. '
+        f'<p class="left-out">This conversation has grown long: the model no longer reads its {turns}. '
         '<button type="button" class="link" data-act="new">Start a new one</button> if it loses the thread.</p>'
     )
 

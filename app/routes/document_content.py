@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.document_html import HTML, MARKDOWN, MAX_RENDERED_BYTES, document_html
 from app.errors import ConflictError, NotFoundError
 from app.routes.access import CurrentUser
 from app.routes.attachments import attachment
@@ -47,6 +48,32 @@ class NotInPagesError(NotFoundError):
     """A document that has no pages that could be drawn."""
 
     code = "no_page_images"
+
+
+class NotRenderedError(NotFoundError):
+    """A document of another format than HTML or Markdown, or one too large to look at."""
+
+    code = "not_rendered"
+
+
+class DocumentHtml(BaseModel):
+    """A document to be shown in a page: HTML without scripts, styles, handlers and anything to load."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "document_id": "0d8c8a4f2f6e4b0f8f3c5f1a2b3c4d5e",
+                    "title": "Latency",
+                    "html": "<h1>Latency</h1>\n<p>TTFT means <em>time to first token</em>. …</p>\n",
+                }
+            ]
+        }
+    )
+
+    document_id: str
+    title: str
+    html: str
 
 
 class TextSection(BaseModel):
@@ -139,6 +166,25 @@ def create_router(services: Services) -> APIRouter:
             "title": document.title,
             "sections": [TextSection.model_validate(section) for section in sections],
         }
+
+    @router.get("/html", response_model=DocumentHtml)
+    async def html(user: CurrentUser, document_id: DocumentId) -> DocumentHtml:
+        """An HTML or Markdown document as HTML that is safe to show: nothing in it runs or loads anything."""
+        document = await find_document(services, user, document_id)
+        suffix = PurePosixPath(services.knowledge_base.file_name(document)).suffix.lower()
+        rendered = None
+        if suffix in MARKDOWN | HTML:
+            content = await asyncio.to_thread(_read_original, services, document)
+            try:
+                rendered = await asyncio.to_thread(document_html, suffix, content)
+            except LoadError as error:
+                raise NotRenderedError(f"{document.source!r}: {error}") from None
+        if rendered is None:
+            raise NotRenderedError(
+                f"{document.source!r} is no HTML or Markdown of at most {MAX_RENDERED_BYTES >> 20} MB: GET …/text "
+                "gives its text"
+            )
+        return DocumentHtml(document_id=document_id, title=document.title, html=rendered)
 
     @router.post("/reingest", response_model=ReingestResult)
     async def reingest(user: CurrentUser, document_id: DocumentId) -> ReingestResult:

@@ -105,7 +105,7 @@ def create_router(services: Services) -> APIRouter:
 
     @router.delete("/jobs/{job_id}", response_model=JobEntry)
     async def cancel_job(user: CurrentUser, job_id: JobId) -> Job:
-        """Calls off what has not begun. A file that is being taken in goes in."""
+        """Calls off what has not begun. A file that is being taken in is left, unless little of it is missing."""
         job = find(user, job_id)
         await asyncio.to_thread(services.jobs.cancel, job)
         return job

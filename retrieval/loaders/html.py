@@ -38,7 +38,7 @@ def load_html(data: bytes, fallback_title: str) -> LoadedDocument:
             f"the page is {len(data) / 2**20:.0f} MB; HTML is read up to {MAX_HTML_BYTES // 2**20} MB and "
             f"{MAX_HTML_ELEMENTS:,} elements: split it"
         )
-    return html_document(_decode_html(data), fallback_title)
+    return html_document(decode_html(data), fallback_title)
 
 
 def html_document(markup: str, fallback_title: str) -> LoadedDocument:
@@ -54,7 +54,8 @@ def html_document(markup: str, fallback_title: str) -> LoadedDocument:
     return walker.builder.build(title or walker.first_heading or fallback_title)
 
 
-def _decode_html(data: bytes) -> str:
+def decode_html(data: bytes) -> str:
+    """The markup in `data`, in the encoding that it declares, else in the one it looks like. Raises LoadError."""
     if not has_byte_order_mark(data) and (declared := _DECLARED.search(data[:4096])):
         # A page that says UTF-16 in ASCII letters cannot be UTF-16.
         name = declared[1].decode("ascii")

@@ -20,7 +20,7 @@ _INLINE_MARKS = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*_`]{1,3}(?=\S)([^*_`]+)[*
 
 def load_markdown(data: bytes, fallback_title: str) -> LoadedDocument:
     """Reads Markdown. Title: the front matter's, else the first heading, else the file's name. Raises LoadError."""
-    text, metadata = _split_front_matter(decode(data))
+    text, metadata = read_markdown(data)
     parser = _Parser()
     for line in text.split("\n"):
         parser.feed(line)
@@ -31,6 +31,11 @@ def load_markdown(data: bytes, fallback_title: str) -> LoadedDocument:
         for heading in parser.all_headings:
             parser.builder.add(heading)
     return parser.builder.build(title, metadata=metadata)
+
+
+def read_markdown(data: bytes) -> tuple[str, dict[str, str]]:
+    """The Markdown in `data` behind its front matter, and the values of that. Raises LoadError."""
+    return _split_front_matter(decode(data))
 
 
 def _split_front_matter(text: str) -> tuple[str, dict[str, str]]:

@@ -51,6 +51,9 @@ async def test_a_supported_sentence_of_the_model_passes_word_by_word_with_its_so
     ]  # fmt: skip
     (sentence,) = ChatOutput.model_validate(made.turns()[0].__dict__).grounding.sentences
     assert (sentence.origin, sentence.supported, sentence.n, sentence.quote) == ("model", True, 1, SENTENCE)
+    text = made.turns()[0].sources[0]["text"]
+    assert text[slice(*sentence.span)] == SENTENCE
+    assert [text[slice(*word)] for word in sentence.words][:4] == ["Employees", "earn", "6", "hours"]
     assert chunks[-2]["grounding"]["state"] == "answered"
 
 

@@ -257,6 +257,22 @@ def test_an_unknown_path_is_404_in_the_shape_of_its_neighbours(server, path):
     assert response.json()["error"]["code"] == "not_found"
 
 
+def test_what_holds_for_a_question_that_chooses_nothing_is_told(server):
+    settings = server.services.settings
+    assert server.client.get("/api/v1/options").json() == {
+        "defaults": {
+            "model": server.services.model_name,
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "max_tokens": settings.max_tokens,
+            "memory": "token_budget",
+            "num_passages": settings.num_passages,
+            "retrieval": True,
+        },
+        "limits": {"max_input_chars": 20_000, "max_upload_bytes": settings.max_upload_bytes},
+    }
+
+
 def test_the_openapi_document_has_every_route_of_ours(server):
     paths = server.client.get("/openapi.json").json()["paths"]
     ours = {path for path in paths if re.match(r"/(v1|api|metrics)", path)}
@@ -268,7 +284,9 @@ def test_the_openapi_document_has_every_route_of_ours(server):
         "/api/v1/conversations/{session_id}/restore", "/api/v1/conversations/{session_id}/export",
         "/v1/ranking", "/api/v1/usage", "/api/v1/turns/{turn_id}", "/api/v1/turns/{turn_id}/support",
         "/api/v1/jobs/{job_id}", "/api/v1/jobs/{job_id}/events", "/api/v1/queue", "/api/v1/feedback",
+        "/api/v1/options",
         "/api/v1/collections", "/api/v1/collections/{name}",
         "/api/v1/documents/{document_id}/original", "/api/v1/documents/{document_id}/pages/{number}.png",
-        "/api/v1/documents/{document_id}/text", "/api/v1/documents/{document_id}/reingest",
+        "/api/v1/documents/{document_id}/html", "/api/v1/documents/{document_id}/text",
+        "/api/v1/documents/{document_id}/reingest",
     }  # fmt: skip

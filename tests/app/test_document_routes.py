@@ -7,6 +7,8 @@ import pytest
 from fpdf import FPDF
 from PIL import Image
 
+from app.document_html import document_html
+
 DOCUMENTS = "/api/v1/documents"
 COLLECTIONS = "/api/v1/collections"
 
@@ -101,6 +103,46 @@ def test_the_text_is_told_by_page_and_heading(server, shelf):
     body = server.client.get(f"{shelf['a ü.html'][0]}/text").json()
     assert (body["title"], [section["text"] for section in body["sections"]]) == ("Owls", ["Owls hunt.", "Bats hang."])
     assert body["sections"][1]["headings"] == ["Bats"]
+
+
+def test_html_and_markdown_are_given_as_html_that_is_safe_to_show(server, shelf):
+    body = server.client.get(f"{shelf['a ü.html'][0]}/html").json()
+    assert (body["title"], body["html"]) == ("Owls", "<h1>Owls</h1><p>Owls hunt.</p><h2>Bats</h2><p>Bats hang.</p>")
+    refused = server.client.get(f"{shelf['two.pdf'][0]}/html")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_rendered")
+    path = put_in(server, "notes.md", b"---\ntitle: Notes\n---\n## Eels\n\nThey *swim* <b>.\n", "notes")
+    assert server.client.get(f"{path}/html").json()["html"] == (
+        "<h1>Notes</h1><h2>Eels</h2>\n<p>They <em>swim</em> &lt;b&gt;.</p>\n"
+    )
+    server.client.delete(f"{COLLECTIONS}/notes")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ('<p onclick="hit()" style="x" id="a" class="b" lang="de">a</p>', '<p lang="de">a</p>'),
+        ("<p>a<script>hit()</script><style>@import 'x'</style><iframe src='x'>b</iframe>", "<p>a</p>"),
+        ('<img src="http://x/y.png" alt="An owl" onerror="hit()">', '<img alt="An owl">'),
+        ('<img src="data:image/png;base64,AAAA">', '<img src="data:image/png;base64,AAAA">'),
+        ('<img src="data:image/svg+xml;base64,AAAA">', "<img>"),
+        ('<form action="http://x"><input value="a"><button>b</button>c</form>', "c"),
+        ("<svg><a xlink:href='javascript:hit()'>a</a></svg><math><mi>b</mi></math>c", "c"),
+        ("<!-- a --><base href='http://x'><meta http-equiv=refresh content='0;http://x'><link href=x>b", "b"),
+        ("<noscript><p title='</noscript><img src=x onerror=hit()>'>", "<img>'&gt;"),
+    ],
+)
+def test_nothing_in_a_document_runs_or_loads_when_it_is_shown(given, kept):
+    assert document_html(".html", given.encode()) == kept
+
+
+@pytest.mark.parametrize(
+    "address", ["javascript:hit()", "JaVaScRiPt:hit()", "data:text/html,x", "/here", "//x/y", "#a"]
+)
+def test_links_of_a_document_lead_to_the_web_only(address):
+    assert "href" not in document_html(".html", f'<a href="{address}">a</a>'.encode())
+    link = document_html(".md", b"[a](https://example.org/)")
+    for attribute in ('href="https://example.org/"', 'target="_blank"', 'rel="noopener noreferrer nofollow"'):
+        assert attribute in link
 
 
 def test_a_document_is_read_anew_from_its_original(server, shelf):

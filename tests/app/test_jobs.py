@@ -113,6 +113,31 @@ def test_what_has_not_begun_can_be_called_off(tmp_path):
     jobs.close()
 
 
+def test_the_file_at_hand_is_left_at_its_next_batch_when_its_job_is_called_off(tmp_path):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def take(path, name, collection, owner, embedded):
+        if name == "long":
+            embedded(1, 3)
+            begun.set()
+            assert go_on.wait(30)
+        embedded(2, 3)
+        embedded(3, 3)
+        return IngestResult(str(path), "added", name, 1, 0, None)
+
+    jobs = jobs_over(tmp_path, take)
+    called_off = put(jobs, "long")
+    assert begun.wait(30)
+    jobs.cancel(called_off)
+    go_on.set()
+    wait_until(lambda: called_off.is_finished)
+    assert [(file.status, file.document_id, file.progress) for file in called_off.files] == [("cancelled", None, 0.0)]
+    other = put(jobs, "other")
+    wait_until(lambda: other.is_finished)
+    assert [file.status for file in other.files] == ["added"]
+    jobs.close()
+
+
 def test_an_accepted_job_is_done_by_the_next_process_where_this_one_ends(tmp_path):
     first = jobs_over(tmp_path, stuck := Taking())
     job = put(first, "a", "b")

@@ -9,6 +9,22 @@ from playwright.async_api import BrowserContext, Locator, Page, expect
 from playwright.async_api import Error as PlaywrightError
 
 PATIENCE_MS = 180_000
+MOST_TABS = 80
+FOCUS_NAME = """() => {
+  const element = document.activeElement;
+  if (!element || element === document.body) return '';
+  const label = element.labels?.[0]?.querySelector('span') ?? element.labels?.[0];
+  return (element.getAttribute('aria-label') ?? label?.firstChild?.textContent ?? element.textContent).trim();
+}"""
+# Its own outline, or the border of the box around it.
+SHOWS_FOCUS = """() => {
+  const element = document.activeElement;
+  const outlined = getComputedStyle(element);
+  if (outlined.outlineStyle !== 'none' && parseFloat(outlined.outlineWidth) >= 1) return true;
+  const colour = (of) => of && getComputedStyle(of).borderColor;
+  const box = element.closest('#composer');
+  return Boolean(box) && colour(box) !== colour(document.querySelector('.sidebar .new'));
+}"""
 
 
 @dataclass(frozen=True)
@@ -127,6 +143,27 @@ class ChatPage:
         """Press an item of a conversation's menu."""
         await self.conversations.get_by_role("button", name=f"Menu of {conversation}", exact=True).click()
         await self.page.get_by_role("menuitem", name=item, exact=True).click()
+
+    async def tab_to(self, name: str, *, back: bool = False) -> Locator:
+        """Press Tab (or Shift+Tab) until what is called `name` has the focus, which must then be seen to have it."""
+        passed: list[str] = []
+        while name not in passed:
+            assert len(passed) < MOST_TABS, f"{name!r} is not among {passed}"
+            await self.page.keyboard.press("Shift+Tab" if back else "Tab")
+            passed.append(await self.focus_name())
+        await self.has_focus(name)
+        return self.page.locator(":focus")
+
+    async def has_focus(self, name: str) -> None:
+        """Wait until what is called `name` has the focus, and see that the page shows so."""
+        with suppress(PlaywrightError):
+            await self.page.wait_for_function(f"({FOCUS_NAME})() === {json.dumps(name)}", timeout=10_000)
+        assert await self.focus_name() == name
+        assert await self.page.evaluate(SHOWS_FOCUS), f"nothing shows that {name!r} has the focus"
+
+    async def focus_name(self) -> str:
+        """The name of what has the focus, "" for nothing."""
+        return str(await self.page.evaluate(FOCUS_NAME))
 
     async def wait_for_answer_text(self, text: str) -> None:
         """Wait until the newest answer holds `text`."""

@@ -115,11 +115,16 @@ def servers(
     Answers are short, and two requests fill the engine, so that a third can be seen waiting. They are held to the
     sources, as this model's are by default; one that shall take its time is asked for WITHOUT_DOCUMENTS.
     """
-    folder = tmp_path_factory.mktemp("serve")
+    with serving(tmp_path_factory.mktemp("serve"), RAGSTONE_MAX_TOKENS="32", RAGSTONE_MAX_NUM_SEQS="2") as servers:
+        yield servers
+
+
+@contextmanager
+def serving(folder: Path, **environment: str) -> Iterator[Servers]:
+    """`ragstone serve` with the data folder `data` in `folder`, from when API and page answer."""
     port, ui_port = free_port(), free_port()
     api, ui = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ui_port}"
     command = ["app", "serve", "--port", str(port), "--ui-port", str(ui_port), "--data", str(folder / "data")]
-    environment = {"RAGSTONE_MAX_TOKENS": "32", "RAGSTONE_MAX_NUM_SEQS": "2"}
     with running(command, folder / "serve.log", f"{api}/v1/health/ready", **environment):
         deadline = time.monotonic() + START_S
         while not answers(ui):

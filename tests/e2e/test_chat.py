@@ -39,10 +39,13 @@ async def test_answer_cites_the_sentence_it_quotes_and_leads_to_it_in_the_docume
     assert TTFT_PAGE in await chat.sources.locator(".title").all_inner_texts()
     await chat.page.get_by_role("link", name=f"Source 1: {TTFT_PAGE}").first.click()
     card = chat.sources.filter(has=chat.page.locator("mark")).first
-    await expect(card.locator("mark")).to_contain_text(sentence)
+    assert sentence in " ".join("".join(await card.locator("mark").all_inner_texts()).split())
+    assert "time" in await card.locator("mark.word").all_inner_texts()
     await card.get_by_role("button", name="Open document").click()
     await expect(chat.viewer.get_by_role("heading", name=TTFT_PAGE).first).to_be_visible()
-    await expect(chat.viewer.locator(".here")).to_contain_text(sentence)
+    marked = " ".join("".join(await chat.viewer.locator("mark").all_inner_texts()).split())
+    assert sentence in marked
+    await expect(chat.viewer.locator("mark").first).to_be_in_viewport()
     await chat.page.keyboard.press("Escape")
     await chat.page.get_by_text("What the engine did").click()
     await expect(chat.page.get_by_text("First token after")).to_be_visible()
@@ -195,16 +198,27 @@ async def test_new_user_adds_a_pdf_asks_opens_the_page_renames_and_exports(chat:
 
 
 async def test_hostile_document_is_shown_as_text_and_runs_nothing(chat: ChatPage, tmp_path: Path) -> None:
-    document = tmp_path / "hostile.md"
+    document, page = tmp_path / "hostile.md", tmp_path / "hostile.html"
     document.write_text(f"# Zanzibar {HOSTILE}\n\nThe Zanzibar protocol says {HOSTILE} twice.\n", encoding="utf-8")
-    results = await chat.upload(document)
-    await expect(results.first).to_contain_text("Added", timeout=PATIENCE_MS)
+    page.write_text(
+        f"<h1>Quagga</h1>{HOSTILE}{'<p>Filler.</p>' * 200}<h2>Stripes</h2><p>Only <b>half</b> a quagga.</p>"
+    )
+    results = await chat.upload(document, page)
+    for result in await results.all():
+        await expect(result).to_contain_text("Added", timeout=PATIENCE_MS)
+    await chat.page.get_by_role("button", name="Quagga", exact=True).click()
+    await expect(chat.viewer.get_by_role("heading", name="Stripes")).to_be_visible()
+    await expect(chat.viewer.locator("img[src], script")).to_have_count(0)
+    await chat.page.keyboard.press("Escape")
     await chat.view("Chat")
     await chat.ask(f"What does the Zanzibar protocol say? {HOSTILE}")
     source = chat.sources.filter(has_text="Zanzibar protocol").first
     await expect(source).to_be_visible(timeout=PATIENCE_MS)
     await source.locator("summary").click()
     await expect(source.locator(".passage")).to_contain_text(HOSTILE)
+    await source.get_by_role("button", name="Open document").click()
+    await expect(chat.viewer.locator("p").last).to_contain_text(HOSTILE)
+    await chat.page.keyboard.press("Escape")
     await chat.cut_short()
     await expect(chat.conversations).to_contain_text("<img src=x")
     await chat.page.reload()

@@ -41,6 +41,15 @@ SOURCES = [
 
 
 PDF_PAGES = ["The first page.", 'A tally of 312 steps <img src=x onerror="window.hit=1">.']
+DEFAULTS = {
+    "model": "tiny",
+    "temperature": 0.0,
+    "top_p": 0.9,
+    "max_tokens": 256,
+    "memory": "window",
+    "num_passages": 4,
+    "retrieval": True,
+}
 METRICS = """\
 # TYPE ragstone:num_requests_running gauge
 ragstone:num_requests_running{model_name="tiny"} 1
@@ -101,6 +110,7 @@ class FakeApi:
     key: str = ""  # without which nothing but the health is told
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     jobs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    job_lasts: bool = False  # until it is called off
     serving: "_Serving | None" = None
 
     def reset(self) -> None:
@@ -129,6 +139,7 @@ class FakeApi:
         app.get("/v1/health/ready")(self._ready)
         app.get("/v1/models")(self._models)
         app.get("/metrics")(self._metrics)
+        app.get("/api/v1/options")(self._defaults)
         conversation = "/api/v1/conversations/{session_id}"
         app.get("/api/v1/conversations")(self._conversations)
         app.get(f"{conversation}/export")(self._export)
@@ -137,6 +148,7 @@ class FakeApi:
         app.delete(f"{conversation}/turns/{{index}}")(self._drop)
         app.delete(conversation)(self._delete_conversation)
         app.post(f"{conversation}/restore")(self._restore)
+        app.get("/api/v1/feedback")(self._feedback)
         app.put("/api/v1/feedback")(self._rate)
         app.delete("/api/v1/feedback")(self._unrate)
         app.get("/api/v1/queue")(self._position)
@@ -147,8 +159,10 @@ class FakeApi:
         app.get("/api/v1/documents")(self._documents)
         app.post("/api/v1/documents")(self._upload)
         app.get("/api/v1/jobs/{job_id}")(self._job)
+        app.delete("/api/v1/jobs/{job_id}")(self._cancel)
         app.get(document)(self._document)
         app.get(f"{document}/text")(self._text)
+        app.get(f"{document}/html")(self._html)
         app.get(f"{document}/original")(self._original)
         app.get(f"{document}/pages/{{number}}.png")(self._page)
         app.post(f"{document}/reingest")(self._reingest)
@@ -164,6 +178,9 @@ class FakeApi:
         return JSONResponse(
             {"data": [{"id": "tiny", "task": "generate"}, {"id": "large"}, {"id": "vectors", "task": "embed"}]}
         )
+
+    async def _defaults(self) -> Response:
+        return JSONResponse({"defaults": DEFAULTS, "limits": {"max_input_chars": 20_000, "max_upload_bytes": 2000}})
 
     async def _metrics(self) -> Response:
         return Response(METRICS, media_type="text/plain")
@@ -290,6 +307,10 @@ class FakeApi:
         self.turns[given["session_id"]][given["index"]]["feedback"] = given
         return JSONResponse({})
 
+    async def _feedback(self, format: str) -> Response:
+        headers = {"Content-Disposition": f'attachment; filename="feedback.{format}"'}
+        return Response("".join(json.dumps(item) + "\n" for item in self.feedback), headers=headers)
+
     async def _unrate(self, session_id: str, index: int) -> Response:
         self.feedback.append({"session_id": session_id, "index": index, "rating": None})
         return Response(status_code=204)
@@ -352,7 +373,12 @@ class FakeApi:
 
     async def _job(self, job_id: str) -> Response:
         states = self.jobs[job_id]
-        return JSONResponse(states.pop(0) if len(states) > 1 else states[0])
+        return JSONResponse(states.pop(0) if len(states) > 1 and not self.job_lasts else states[0])
+
+    async def _cancel(self, job_id: str) -> Response:
+        files = [{"name": "", "status": "cancelled"}]
+        self.jobs[job_id] = [{"job_id": job_id, "status": "cancelled", "files": files}]
+        return JSONResponse(self.jobs[job_id][0])
 
     async def _document(self, document_id: str) -> Response:
         if document_id not in self.documents:
@@ -365,6 +391,11 @@ class FakeApi:
             return JSONResponse({"pages": pages})
         section = {"page": None, "headings": ["A heading"], "text": self.documents[document_id]["content"]}
         return JSONResponse({"sections": [section]})
+
+    async def _html(self, document_id: str) -> Response:
+        if not document_id.endswith(".html"):
+            return JSONResponse({"error": {"code": "not_rendered", "message": "no HTML"}}, 404)
+        return JSONResponse({"html": self.documents[document_id]["content"]})
 
     async def _original(self, document_id: str) -> Response:
         headers = {"Content-Disposition": f'attachment; filename="{document_id}"'}

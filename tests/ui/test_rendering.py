@@ -14,11 +14,12 @@ from ui.library_html import (
     documents_html,
     size_text,
     viewer_html,
+    welcome_html,
 )
 from ui.markdown import Marks, markdown_html, marked_html, text_html
 from ui.records import Collection, ConversationEntry, Document, Health, Section
 from ui.sidebar_html import conversations_html, health_html, notice_html
-from ui.turn_html import after_answer_html, conversation_html, sources_html, turn_html, turns_html
+from ui.turn_html import after_answer_html, conversation_html, earlier_html, sources_html, turn_html
 
 HOSTILE = '<img src=x onerror="alert(1)"><script>hit()</script> & "quotes" \'single\' <test>'
 # Every element that our own markup uses; a hostile text must not add another.
@@ -98,15 +99,15 @@ def test_hostile_text_adds_no_element_anywhere() -> None:
     pdf = Document(HOSTILE, HOSTILE, HOSTILE + ".pdf", HOSTILE, 1, 2, 3)
     collections = [Collection(HOSTILE, True, 1)]
     pieces = [
-        turns_html([turn]),
+        earlier_html([turn] * 12),
         turn_html(turn, 0),
         after_answer_html(turn, 0, is_last=True),
         documents_html([document]),
         documents_html([document], HOSTILE + "x"),
         collections_html(collections, HOSTILE),
         choices_html(collections),
-        viewer_html(document, [section], 1, HOSTILE),
-        viewer_html(pdf, [section], 1, HOSTILE),
+        viewer_html(document, [section], 1),
+        viewer_html(pdf, [section], 1, quote=HOSTILE),
         conversations_html([ConversationEntry(HOSTILE, HOSTILE, 1, HOSTILE, HOSTILE)]),
         conversations_html([], HOSTILE),
         notice_html(Health("unhealthy", HOSTILE)),
@@ -129,6 +130,7 @@ def test_source_shows_title_page_heading_and_whole_passage() -> None:
     assert 'title="Match 0.25 of 1"' in html
     assert 'id="source-4-2"' in html
     assert 'data-act="open-document" data-page="7"' in html
+    assert 'data-heading="' in html
 
 
 def test_citation_leads_to_its_source_and_a_number_without_one_stays_text() -> None:
@@ -153,12 +155,17 @@ def test_unsupported_sentence_says_which_check_failed() -> None:
     assert "No source supports this sentence." in html
 
 
-def test_words_that_support_an_answer_are_marked_in_the_passage() -> None:
-    assert marked_html("One two\n  three <b>. Two.", ["two three"]) == "One <mark>two\n  three</mark> &lt;b&gt;. Two."
-    assert marked_html("a b c", ["b c", "a b", "", "z"]) == "<mark>a b</mark> c"
-    grounding = Grounding("answered", (Sentence("s", True, 1, "second part", None),))
+def test_sentences_that_support_an_answer_and_words_in_them_are_marked_in_the_passage() -> None:
+    assert marked_html("One <b> two.", [(4, 12)], [(8, 11)]) == (
+        'One <mark>&lt;b&gt; </mark><mark class="word">two</mark><mark>.</mark>'
+    )
+    assert marked_html("a b c", [(2, 5), (0, 3), (4, 99)], []) == "<mark>a b c</mark>"
+    assert marked_html("a \ud83d\ude00 b", [(5, 6)], []) == "a 😀 b"  # other places than in the text that was sent
+    assert marked_html("a \ud83d b", [(4, 5)], []) == "a \ufffd <mark>b</mark>"
+    stored = {"text": "s", "supported": True, "n": 1, "quote": "The second part.", "span": [7, 23], "words": [[11, 17]]}
+    grounding = Grounding.from_json({"state": "answered", "sentences": [stored, {"text": "t", "supported": False}]})
     turn = Turn("q", "a", [Source(1, "d", "t", None, None, "First. The second part.", 0.5)], grounding=grounding)
-    assert "First. The <mark>second part</mark>." in sources_html(turn, 0)
+    assert 'First. <mark>The </mark><mark class="word">second</mark><mark> part.</mark>' in sources_html(turn, 0)
 
 
 def test_what_the_documents_do_not_hold_is_a_state_of_its_own() -> None:
@@ -182,7 +189,7 @@ def test_what_the_engine_did_is_folded_and_what_was_left_out_is_said_openly() ->
     }
     html = after_answer_html(Turn("q", "a", [], TurnState.DONE, statistics=statistics), 0)
     text = " ".join(re.sub(r"<[^>]+>", " ", html).split())
-    assert "its 2 oldest turns were left out" in text
+    assert "no longer reads its 2 oldest turns" in text
     assert "First token after 214 ms Speed 84 tokens/s Prompt 1,812 tokens, 640 from the cache" in text
     assert "Drafts accepted 13 of 20 Passages 4 used, 1 left out for room" in text
     assert "What the engine did" not in after_answer_html(Turn("q", "a", [], TurnState.DONE), 0)
@@ -306,18 +313,28 @@ def test_sizes_are_for_people(size_bytes: int, text: str) -> None:
 def test_opened_document_is_a_page_image_or_text_at_the_passage() -> None:
     pdf = Document("d 1", "Report", "report.PDF", "default", 3, 2, 10)
     sections = [Section(1, (), "one"), Section(2, (), "two quoted three")]
-    html = viewer_html(pdf, sections, 9, "quoted")
+    html = viewer_html(pdf, sections, 9, quote="quoted")
     assert "Page 2 of 2" in html
     assert 'src="page/documents/d 1/pages/2.png"' in html
-    assert "two <mark>quoted</mark> three" in html
-    markdown = viewer_html(
-        Document("2", "N", "n.md", "default", 1, 0, 10), [Section(None, ("A", "B"), "*x*")], None, ""
-    )
-    assert '<h4 dir="auto">B</h4>' in markdown
-    assert "<em>x</em>" in markdown
-    plain = viewer_html(Document("2", "N", "n.html", "default", 1, 0, 10), [Section(3, (), "*x* <b>")], None, "")
-    assert "*x* &lt;b&gt;" in plain
+    assert "open><summary>Text of this page" in html
+    assert "two quoted three" in html
+    note = Document("2", "N", "n.md", "default", 1, 0, 10)
+    assert "<em>x</em></div>" in viewer_html(note, [], None, "<em>x</em>")
+    plain = viewer_html(note, [Section(None, ("A", "B"), "*x*"), Section(3, (), "<b>")], None)
+    assert '<h4 dir="auto">B</h4><div dir="auto">*x*</div>' in plain
+    assert "&lt;b&gt;" in plain
     assert "Page 3" in plain
+
+
+def test_first_visit_offers_questions_on_what_there_is() -> None:
+    handbook = Document("1", "Batching", "b.md", "handbook", 1, 0, 1)
+    own = [Document(str(n), f"Report {n} <b>", "r.md", "default", 1, 0, 1) for n in range(5)]
+    assert "What does TTFT measure?</button>" in welcome_html([*own, handbook])
+    html = welcome_html(own)
+    assert "5 documents are there to ask" in html
+    assert html.count('data-act="example"') == 3
+    assert "What does “Report 2 &lt;b&gt;” say?" in html
+    assert "add a document first" in welcome_html([])
 
 
 def test_own_collections_have_names_for_people() -> None:

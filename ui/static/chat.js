@@ -1,7 +1,9 @@
 // The chat in the browser: which conversation this tab shows, scrolling with the answer, what can be done with a turn.
 (() => {
-  const { on, byId, send, keptInTab, call, toast, attempt, ask, ready } = ragstone;
+  const { on, byId, send, keptInTab, call, query, toast, keepFocus, attempt, ask, ready } = ragstone;
   const NEAR_END_PX = 60;
+  const FOCUS_AFTER_MS = 150; // Gradio takes buttons away a moment later
+  const NEAR_START_PX = 200;
 
   const newId = () =>
     Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, '0')).join('');
@@ -27,9 +29,10 @@
     send('opening', { leaving, session_id: id });
     document.dispatchEvent(new CustomEvent('ragstone:conversation'));
   };
+  const questionBox = () => byId('question')?.querySelector('textarea');
   ragstone.startNew = () => {
     ragstone.show(newId());
-    byId('question')?.querySelector('textarea')?.focus();
+    questionBox()?.focus();
   };
   on('new', () => ragstone.startNew());
 
@@ -58,13 +61,13 @@
     const done = () => { form.remove(); bubble.hidden = button.hidden = false; };
     cancel.addEventListener('click', () => { done(); button.focus(); });
     form.addEventListener('keydown', (event) => {
-      if (event.key === 'Escape') cancel.click();
+      if (event.key === 'Escape') { event.stopPropagation(); cancel.click(); }
       if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
     });
     form.addEventListener('submit', async (event) => {
       event.preventDefault();
       const index = Number(question.dataset.turn);
-      const later = document.querySelectorAll('#transcript .question').length - 1 - index;
+      const later = Number(document.querySelector('#live .question').dataset.turn) - index;
       if (!area.value.trim()) return;
       if (later > 0) {
         const turns = later === 1 ? 'the turn' : `the ${later} turns`;
@@ -74,6 +77,7 @@
       const text = area.value;
       done();
       command('edit', { index, text });
+      questionBox()?.focus();
     });
     bubble.hidden = button.hidden = true;
     question.append(form);
@@ -102,11 +106,22 @@
     copy(Object.assign(document.createElement('div'), { innerHTML: clone.innerHTML }).innerText.trim());
   });
 
+  // Escape closes a card, and leads back to the mark in the answer that opened it.
+  let cited = null;
+  document.addEventListener('keydown', (event) => {
+    const card = event.key === 'Escape' && event.target.closest?.('.source[open]');
+    if (!card || !byId('viewer').hidden) return;
+    card.open = false;
+    opened.delete(card.id);
+    const isItsMark = cited?.isConnected && cited.getAttribute('href') === `#${card.id}`;
+    (isItsMark ? cited : card.querySelector('summary')).focus();
+  });
   on('cite', (link) => {
     const card = byId(link.getAttribute('href').slice(1));
     if (!card) return;
     card.open = true;
     opened.add(card.id);
+    cited = link;
     card.scrollIntoView({ block: 'center', behavior: 'smooth' });
     card.querySelector('summary').focus({ preventScroll: true });
     card.classList.remove('flash');
@@ -141,6 +156,25 @@
     });
   });
 
+  // ── earlier turns, fetched when somebody scrolls up to where they begin ──
+  on('older', (button) => attempt(async () => {
+    if (button.disabled) return;
+    button.disabled = true;
+    try {
+      const html = await call('GET', `conversation/earlier?${query({ session_id: current, before: button.dataset.before })}`);
+      const transcript = byId('transcript');
+      const fromEnd = transcript.scrollHeight - transcript.scrollTop;
+      follows = false;
+      const hadFocus = document.activeElement === button;
+      const holder = button.parentElement;
+      holder.innerHTML = html;
+      transcript.scrollTop = transcript.scrollHeight - fromEnd;
+      if (hadFocus) holder.querySelector('button, summary')?.focus({ preventScroll: true });
+    } finally {
+      button.disabled = false;
+    }
+  }));
+
   // ── scrolling: follow the answer while the reader is at its end; leave the page alone once they have scrolled up ──
   let follows = true;
   const watchScrolling = (transcript) => {
@@ -149,6 +183,7 @@
       // Growth of the content moves the end away, which is no choice of the reader's.
       if (transcript.scrollHeight !== height) return;
       follows = transcript.clientHeight + transcript.scrollTop >= transcript.scrollHeight - NEAR_END_PX;
+      if (!follows && transcript.scrollTop < NEAR_START_PX) transcript.querySelector('[data-act=older]')?.click();
     }, { passive: true });
     return () => {
       height = transcript.scrollHeight;
@@ -197,7 +232,11 @@
       reopen();
       follow();
       const busyNow = Boolean(transcript.querySelector('[aria-busy=true]'));
-      if (busyNow !== isBusy) document.dispatchEvent(new CustomEvent('ragstone:turn'));
+      if (busyNow !== isBusy) {
+        document.dispatchEvent(new CustomEvent('ragstone:turn'));
+        // The buttons to send, stop, retry and continue come and go with the answer.
+        keepFocus(questionBox, FOCUS_AFTER_MS);
+      }
       isBusy = busyNow;
       if (transcript.querySelector('[data-code=login]')) document.dispatchEvent(new CustomEvent('ragstone:login'));
     }).observe(transcript, { childList: true, subtree: true, characterData: true });

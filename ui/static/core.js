@@ -51,6 +51,11 @@ window.ragstone = (() => {
   };
   const query = (values) => new URLSearchParams(Object.entries(values).filter(([, value]) => value !== '' && value != null)).toString();
 
+  // Have the browser save what a route of the page gives.
+  const save = (path) => Object.assign(document.createElement('a'), { href: `page/${path}`, download: '' }).click();
+
+  const TOAST_MS = 5000;
+  const TOAST_WITH_ACTION_MS = 10000;
   // A line that goes by itself; with an action, that can be pressed until then.
   const toast = (text, { label, action, isError = false } = {}) => {
     const element = Object.assign(document.createElement('div'), { className: isError ? 'toast bad' : 'toast' });
@@ -62,7 +67,17 @@ window.ragstone = (() => {
       element.append(button);
     }
     byId('toasts').replaceChildren(element);
-    setTimeout(remove, label ? 10000 : 5000);
+    // Not while somebody is at it.
+    const end = () => (element.matches(':hover, :focus-within') ? setTimeout(end, 1000) : remove());
+    setTimeout(end, label ? TOAST_WITH_ACTION_MS : TOAST_MS);
+    return element;
+  };
+  // Give the focus to another element where the one that had it is gone: who uses the keyboard would start from the top.
+  const keepFocus = (find, pause_ms = 0) => {
+    if (!matchMedia('(hover: hover)').matches) return; // on a phone the box for the question would bring up its keyboard
+    setTimeout(() => {
+      if (!document.activeElement || document.activeElement === document.body) find()?.focus({ preventScroll: true });
+    }, pause_ms);
   };
   // Run it, and say what went wrong if something did.
   const attempt = async (work) => {
@@ -171,5 +186,5 @@ window.ragstone = (() => {
     return () => { clearTimeout(timer); timer = setTimeout(work, pause_ms); };
   };
 
-  return { acts, on, byId, wire, send, kept, keptInTab, call, query, toast, attempt, ask, menu, ready, after };
+  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, attempt, ask, menu, ready, after };
 })();

@@ -1,7 +1,8 @@
-// The documents' tab: the table, adding files with progress, and one document opened beside what is shown.
+// The documents' tab: the table, and adding files with progress.
 (() => {
   const { on, byId, call, query, toast, attempt, ask, ready, after } = ragstone;
   const JOB_EVERY_MS = 500;
+  const CANCELLED = 'it was cancelled';
   let collection = '';
   let maxUploadBytes = Infinity;
 
@@ -12,7 +13,21 @@
     const chosen = byId('collections').querySelector('[aria-pressed=true]');
     byId('drop-target').textContent = collection ? chosen?.querySelector('span').textContent : 'My documents';
     document.querySelector('[data-act=delete-collection]').hidden = chosen?.dataset.deletable !== 'true';
+    welcome();
   });
+  // What is said at the first visit depends on which documents there are.
+  const welcome = async () => {
+    try {
+      welcomeHtml = await call('GET', 'welcome');
+      if (byId('welcome-more')) byId('welcome-more').innerHTML = welcomeHtml;
+    } catch { /* the notice says what is wrong with the server */ }
+  };
+  let welcomeHtml = '';
+  // Gradio makes the welcome anew for each new conversation.
+  const watchWelcome = () => new MutationObserver(() => {
+    const more = byId('welcome-more');
+    if (more && !more.firstChild && welcomeHtml) more.innerHTML = welcomeHtml;
+  }).observe(byId('transcript'), { childList: true, subtree: true });
   on('choose-collection', (button) => { collection = button.dataset.collection; refresh(); });
   on('new-collection', async () => {
     const check = (name) => call('POST', 'collections', { name });
@@ -49,12 +64,12 @@
       refresh();
     }
   }));
-  on('download-document', (button) => {
-    const href = `page/documents/${encodeURIComponent(rowOf(button).document)}/original`;
-    Object.assign(document.createElement('a'), { href, download: '' }).click();
-  });
+  on('download-document', (button) => ragstone.save(`documents/${encodeURIComponent(rowOf(button).document)}/original`));
 
   // ── adding files ──
+  const countPending = () => {
+    document.querySelector('[data-act=cancel-uploads]').hidden = byId('uploads').querySelectorAll('.pending').length < 2;
+  };
   const line = (name) => {
     const item = document.createElement('li');
     item.className = 'pending';
@@ -64,12 +79,22 @@
     bar.max = 1;
     bar.value = 0;
     bar.setAttribute('aria-label', `Progress of ${name}`);
-    item.append(label, said, bar);
+    const cancel = Object.assign(document.createElement('button'), { type: 'button', className: 'pill', textContent: 'Cancel' });
+    cancel.setAttribute('aria-label', `Cancel ${name}`);
+    item.append(label, said, cancel, bar);
     byId('uploads').append(item);
-    return {
-      progress: (text, share) => { said.textContent = text; bar.value = share; },
-      end: (kind, text) => { item.className = kind; said.textContent = text; bar.remove(); },
+    const report = {
+      isCancelled: false,
+      whenCancelled: null, // how to break off what is under way
+      progress: (text, share) => { if (!report.isCancelled) { said.textContent = text; bar.value = share; } },
+      end: (kind, text) => { item.className = kind; said.textContent = text; bar.remove(); cancel.remove(); countPending(); },
     };
+    cancel.addEventListener('click', () => {
+      report.progress('being cancelled', bar.value);
+      report.isCancelled = cancel.disabled = true;
+      report.whenCancelled?.();
+    });
+    return report;
   };
   const size = (bytes) => (bytes >= 1e6 ? `${(bytes / 1e6).toFixed(0)} MB` : `${Math.ceil(bytes / 1e3)} KB`);
   const transfer = (file, report) => new Promise((resolve, reject) => {
@@ -82,6 +107,8 @@
     request.setRequestHeader('X-Ragstone-Page', '1');
     request.upload.onprogress = (event) => report.progress('being sent', 0.5 * (event.loaded / Math.max(event.total, 1)));
     request.onerror = () => reject(new Error('the connection broke off'));
+    request.onabort = () => reject(new Error(CANCELLED));
+    report.whenCancelled = () => request.abort();
     request.onload = () => {
       let reply = {};
       try { reply = JSON.parse(request.responseText); } catch { /* no reply of ours */ }
@@ -102,18 +129,26 @@
   const counted = (number, word) => `${number} ${word}${number === 1 ? '' : 's'}`;
   const result = (file) => {
     if (!file) return ['failed', 'Not added: no result was given'];
-    if (file.status === 'failed' || file.status === 'cancelled') return ['failed', `Not added: ${file.reason || 'no reason given'}`];
+    if (file.status === 'cancelled') return ['failed', `Not added: ${CANCELLED}`];
+    if (file.status === 'failed') return ['failed', `Not added: ${file.reason || 'no reason given'}`];
     const said = { updated: 'Updated', unchanged: 'Already there' }[file.status] ?? 'Added';
     const counts = [counted(file.num_chunks ?? 0, 'passage'), ...(file.num_pages > 1 ? [`${file.num_pages} pages`] : [])].join(', ');
     return ['added', `${said}: ${counts}${file.reason ? `; ${file.reason}` : ''}`];
   };
   const add = async (file, report) => {
+    if (report.isCancelled) {
+      report.end('failed', `Not added: ${CANCELLED}`);
+      return;
+    }
     if (file.size > maxUploadBytes) {
       report.end('failed', `Not added: it has ${size(file.size)}, and at most ${size(maxUploadBytes)} are taken`);
       return;
     }
     try {
       const reply = await transfer(file, report);
+      const cancel = () => call('DELETE', `jobs/${encodeURIComponent(reply.job_id)}`).catch(() => {}); // it then goes in
+      report.whenCancelled = cancel;
+      if (report.isCancelled) cancel();
       report.progress('being read', 0.5);
       const files = reply.job_id
         ? await watchJob(reply.job_id, (seen) => report.progress('being read', 0.5 + 0.5 * (seen?.progress ?? 0)))
@@ -129,7 +164,11 @@
     for (const [file, report] of [...files].map((file) => [file, line(file.name)])) {
       adding = adding.then(() => add(file, report)).then(refresh);
     }
+    countPending();
   };
+  on('cancel-uploads', () => {
+    for (const button of byId('uploads').querySelectorAll('.pending button:not(:disabled)')) button.click();
+  });
   on('choose-files', () => byId('files').click());
 
   const watchDrops = () => {
@@ -151,47 +190,14 @@
     drop.addEventListener('click', (event) => { if (!event.target.closest('button, input')) byId('files').click(); });
   };
 
-  // ── one document ──
-  let opener = null;
-  const show = async (id, page, quote) => {
-    const seen = await call('GET', `documents/${encodeURIComponent(id)}/view?${query({ page, quote })}`);
-    byId('viewer-title').textContent = seen.title;
-    byId('viewer-body').innerHTML = seen.html;
-    byId('viewer-download').href = `page/documents/${encodeURIComponent(id)}/original`;
-    byId('viewer').hidden = false;
-    byId('viewer').dataset.document = id;
-    byId('viewer').dataset.quote = quote ?? '';
-    document.body.classList.add('viewer-open');
-    const image = byId('viewer-body').querySelector('img.page');
-    image?.addEventListener('error', () => image.replaceWith(Object.assign(document.createElement('p'), {
-      className: 'empty', textContent: 'There is no picture of this page; its text is below.',
-    })));
-    (byId('viewer-body').querySelector('.sheet mark, .here') ?? byId('viewer-body').firstElementChild)?.scrollIntoView({ block: image ? 'nearest' : 'center' });
-    if (image) byId('viewer-body').scrollTop = 0;
-  };
-  on('open-document', (button) => attempt(async () => {
-    opener = button;
-    await show(rowOf(button).document, button.dataset.page, button.dataset.quote);
-    document.querySelector('[data-act=close-viewer]').focus();
-  }));
-  on('turn-page', (button) => attempt(() => show(rowOf(button).document, button.dataset.page, byId('viewer').dataset.quote)));
-  const close = () => {
-    byId('viewer').hidden = true;
-    document.body.classList.remove('viewer-open');
-    opener?.focus();
-  };
-  on('close-viewer', close);
-  document.addEventListener('keydown', (event) => {
-    const isFree = !document.querySelector('dialog[open]') && byId('menu')?.hidden;
-    if (event.key === 'Escape' && isFree && byId('viewer') && !byId('viewer').hidden) close();
-  });
-
   ready(() => {
     byId('document-search').addEventListener('input', after(250, refresh));
     document.addEventListener('ragstone:view', (event) => { if (event.detail === 'documents') refresh(); });
+    document.addEventListener('ragstone:ready', welcome);
     document.addEventListener('ragstone:ready', () => { if (document.body.dataset.view === 'documents') refresh(); });
     if (document.body.dataset.view === 'documents') refresh();
     call('GET', 'limits').then((limits) => { maxUploadBytes = limits.max_upload_bytes; }, () => {});
     watchDrops();
+    watchWelcome();
   });
 })();

@@ -36,13 +36,27 @@
     const dialog = byId('settings-dialog');
     fill();
     dialog.showModal();
+    const { defaults, models } = await call('GET', 'options');
     const select = dialog.querySelector('[name=model]');
-    const { models } = await call('GET', 'models');
     const names = models.includes(settings.model) || !settings.model ? models : [...models, settings.model];
     const [first] = select.options;
     select.replaceChildren(first, ...names.map((name) => new Option(name, name)));
     select.value = settings.model ?? '';
+    showDefaults(defaults);
   }));
+  // What holds for a field that is left empty.
+  const showDefaults = (defaults) => {
+    for (const field of fields()) {
+      const value = defaults[field.name];
+      if (field.tagName === 'SELECT') {
+        const chosen = [...field.options].find((option) => option.value === value);
+        if (chosen) field.options[0].textContent = `Default: ${chosen.dataset.short ?? chosen.textContent}`;
+      } else if (field.type === 'number') {
+        field.placeholder = String(value ?? '');
+      }
+    }
+  };
+  on('export-feedback', () => ragstone.save('feedback/export'));
   on('reset-settings', () => { write({}); fill(); });
 
   // ── collections ──

@@ -1,10 +1,11 @@
 // What stands around the chat: the list of conversations, the views, the state of the server, logging in.
 (() => {
-  const { on, byId, call, query, toast, attempt, ask, menu, ready, after } = ragstone;
+  const { on, byId, call, query, toast, keepFocus, attempt, ask, menu, ready, after } = ragstone;
   const HEALTH_EVERY_MS = 3000;
 
   // ── conversations ──
-  const titleOf = (id) => byId('conversation-list').querySelector(`li[data-session="${CSS.escape(id)}"]`)?.dataset.title;
+  const itemOf = (id) => byId('conversation-list').querySelector(`li[data-session="${CSS.escape(id)}"]`);
+  const titleOf = (id) => itemOf(id)?.dataset.title;
   const markCurrent = () => {
     const [id] = ragstone.conversation();
     for (const item of byId('conversation-list').querySelectorAll('li')) {
@@ -21,10 +22,15 @@
     const list = byId('conversation-list');
     try {
       const html = await call('GET', `conversations?${query({ query: byId('conversation-search').value })}`);
-      if (html !== shown) list.innerHTML = shown = html;
+      if (html !== shown) {
+        const focused = list.contains(document.activeElement) ? document.activeElement : null;
+        const [id, act] = [focused?.closest('li')?.dataset.session, focused?.dataset.act];
+        list.innerHTML = shown = html;
+        if (id) itemOf(id)?.querySelector(`[data-act=${act}]`)?.focus();
+      }
     } catch (error) {
       // The notice says what is wrong with the server; what was listed stays.
-      if (error.status === 401) list.replaceChildren();
+      if (error.status === 401) list.innerHTML = shown = '';
     }
     markCurrent();
   };
@@ -49,18 +55,18 @@
     const wasShown = id === ragstone.conversation()[0];
     if (wasShown) ragstone.startNew();
     await refresh();
-    toast(`Deleted “${title}”`, {
+    const said = toast(`Deleted “${title}”`, {
       label: 'Undo',
       action: () => attempt(async () => {
         await call('POST', `conversation/restore?${query({ session_id: id })}`);
         if (wasShown) ragstone.show(id);
         await refresh();
+        keepFocus(() => itemOf(id)?.querySelector('.entry'));
       }),
     });
+    keepFocus(() => said.querySelector('button'));
   });
-  const save = (id, format) => {
-    Object.assign(document.createElement('a'), { href: `page/conversation/export?${query({ session_id: id, format })}`, download: '' }).click();
-  };
+  const save = (id, format) => ragstone.save(`conversation/export?${query({ session_id: id, format })}`);
   on('conversation-menu', (button) => {
     const { session: id, title } = button.closest('li').dataset;
     menu(button, [
@@ -126,14 +132,26 @@
     if (key === null) return;
     location.reload();
   };
-  document.addEventListener('ragstone:login', login);
+  document.addEventListener('ragstone:login', () => { byId('key-button').hidden = false; login(); });
   on('login', async () => {
     const { has_key: hasKey } = await call('GET', 'session');
     if (!hasKey) return login();
     if (await ask({ title: 'Log out?', text: 'Your conversations and documents stay on the server.', ok: 'Log out' }) === null) return undefined;
     await call('POST', 'logout');
-    ragstone.keptInTab.write('conversation', null);
+    // Whoever logs in next starts anew.
+    byId('question').querySelector('textarea').value = '';
+    for (const name of ['conversation', 'draft']) ragstone.keptInTab.write(name, null);
+    ragstone.kept.write('settings', null);
     return location.reload();
+  });
+  // A button to log out for who is logged in; none where the server asks for no key.
+  const showKeyButton = () => attempt(async () => {
+    const { has_key: hasKey } = await call('GET', 'session');
+    const button = byId('key-button');
+    const label = hasKey ? 'Log out' : 'Log in with a key';
+    button.title = label;
+    button.setAttribute('aria-label', label);
+    if (hasKey) button.hidden = false;
   });
 
   ready(() => {
@@ -142,6 +160,7 @@
     document.addEventListener('ragstone:conversation', markCurrent);
     document.addEventListener('ragstone:turn', after(150, refresh));
     document.addEventListener('ragstone:ready', refresh);
+    showKeyButton();
     look();
     setInterval(look, HEALTH_EVERY_MS);
   });
