@@ -1,4 +1,4 @@
-"""Attention over the paged pool of float16 keys and values, in splits of 256 keys, four query rows at a time.
+"""Attention over the paged pool of float16 keys and values, in splits of 256 keys, four or eight query rows at a time.
 
 For a query row q at position p, over the keys j of one split that it may see (j ≤ p, and j > p − window):
 
@@ -14,6 +14,7 @@ from numba import njit
 
 from kernels.packed.rows import exponential, quantize_block
 from kernels.packed.simd import (
+    HAS_AVX512,
     add,
     divide,
     fma,
@@ -28,6 +29,7 @@ from kernels.packed.simd import (
     splat_f32,
     store_f32,
     store_f32x16,
+    store_i64,
     subtract,
     sum_lanes,
 )
@@ -36,11 +38,26 @@ SPLIT = 256
 # Tokens whose query rows share one reading of a split.
 TILE = 32
 MINUS_INFINITY = -3.0e38
+# Query rows that are computed together: as many as there are registers for.
+MOST_ROWS = 8
+SCORE_BYTES = SPLIT * 4
+SCRATCH_BYTES = MOST_ROWS * (SCORE_BYTES + 16)
 
 
 @njit(forceinline=True)
-def _score_rows(q0, q1, q2, q3, keys, head_dim, scores, stride):
+def _query(rows, lane):
+    return load_i64(rows + lane * 16)
+
+
+@njit(forceinline=True)
+def _partial(rows, lane):
+    return load_i64(rows + lane * 16 + 8)
+
+
+@njit(forceinline=True)
+def _score_rows4(rows, keys, head_dim, scores):
     """Scores of four query rows with the sixteen keys of one block."""
+    q0, q1, q2, q3 = _query(rows, 0), _query(rows, 1), _query(rows, 2), _query(rows, 3)
     s0 = s1 = s2 = s3 = splat_f32(0.0)
     for i in range(head_dim):
         key = load_f16x16(keys + i * 32)
@@ -49,9 +66,35 @@ def _score_rows(q0, q1, q2, q3, keys, head_dim, scores, stride):
         s2 = fma(splat_f32(load_f32(q2 + i * 4)), key, s2)
         s3 = fma(splat_f32(load_f32(q3 + i * 4)), key, s3)
     store_f32x16(scores, s0)
-    store_f32x16(scores + stride, s1)
-    store_f32x16(scores + 2 * stride, s2)
-    store_f32x16(scores + 3 * stride, s3)
+    store_f32x16(scores + SCORE_BYTES, s1)
+    store_f32x16(scores + 2 * SCORE_BYTES, s2)
+    store_f32x16(scores + 3 * SCORE_BYTES, s3)
+
+
+@njit(forceinline=True)
+def _score_rows8(rows, keys, head_dim, scores):
+    """Scores of eight query rows with the sixteen keys of one block."""
+    q0, q1, q2, q3 = _query(rows, 0), _query(rows, 1), _query(rows, 2), _query(rows, 3)
+    q4, q5, q6, q7 = _query(rows, 4), _query(rows, 5), _query(rows, 6), _query(rows, 7)
+    s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = splat_f32(0.0)
+    for i in range(head_dim):
+        key = load_f16x16(keys + i * 32)
+        s0 = fma(splat_f32(load_f32(q0 + i * 4)), key, s0)
+        s1 = fma(splat_f32(load_f32(q1 + i * 4)), key, s1)
+        s2 = fma(splat_f32(load_f32(q2 + i * 4)), key, s2)
+        s3 = fma(splat_f32(load_f32(q3 + i * 4)), key, s3)
+        s4 = fma(splat_f32(load_f32(q4 + i * 4)), key, s4)
+        s5 = fma(splat_f32(load_f32(q5 + i * 4)), key, s5)
+        s6 = fma(splat_f32(load_f32(q6 + i * 4)), key, s6)
+        s7 = fma(splat_f32(load_f32(q7 + i * 4)), key, s7)
+    store_f32x16(scores, s0)
+    store_f32x16(scores + SCORE_BYTES, s1)
+    store_f32x16(scores + 2 * SCORE_BYTES, s2)
+    store_f32x16(scores + 3 * SCORE_BYTES, s3)
+    store_f32x16(scores + 4 * SCORE_BYTES, s4)
+    store_f32x16(scores + 5 * SCORE_BYTES, s5)
+    store_f32x16(scores + 6 * SCORE_BYTES, s6)
+    store_f32x16(scores + 7 * SCORE_BYTES, s7)
 
 
 @njit(forceinline=True)
@@ -89,28 +132,74 @@ def _soften(scores, num_keys, low, high, partial, head_dim):
 
 
 @njit(forceinline=True)
-def _sum_values(scores, stride, table, first_block, num_keys, v_pool, block_bytes, head_offset, head_dim, partials):
-    """acc of four rows: Σ exp · v over the split's first `num_keys` keys."""
-    p0, p1, p2, p3 = partials
+def _score_run(run, rows, table, num_keys, k_pool, v_pool, block_bytes, head_offset, head_dim, scores):
+    """Scores of a run of rows with the split's first `num_keys` keys, whose blocks begin at `table`."""
+    for first in range(0, num_keys, 16):
+        keys = k_pool + load_i64(table + first // 16 * 8) * block_bytes + head_offset
+        # Blocks lie anywhere in the pool, where no hardware looks ahead: ask for the next one, at last for values.
+        if first + 16 < num_keys:
+            following = k_pool + load_i64(table + (first // 16 + 1) * 8) * block_bytes
+        else:
+            following = v_pool + load_i64(table) * block_bytes
+        _prefetch_block(following + head_offset, head_dim * 32)
+        if run == 8:
+            _score_rows8(rows, keys, head_dim, scores + first * 4)
+        else:
+            _score_rows4(rows, keys, head_dim, scores + first * 4)
+
+
+@njit(forceinline=True)
+def _sum_values4(rows, table, num_keys, v_pool, block_bytes, head_offset, head_dim, scores):
+    """acc of four rows: Σ exp · v over the split's first `num_keys` keys, whose blocks begin at `table`."""
     for column in range(0, head_dim, 16):
         a0 = a1 = a2 = a3 = splat_f32(0.0)
         for first in range(0, num_keys, 16):
-            block = load_i64(table + (first_block + first // 16) * 8)
-            values = v_pool + block * block_bytes + head_offset + column * 2
+            values = v_pool + load_i64(table + first // 16 * 8) * block_bytes + head_offset + column * 2
             if column == 0 and first + 16 < num_keys:
-                following = load_i64(table + (first_block + first // 16 + 1) * 8)
+                following = load_i64(table + (first // 16 + 1) * 8)
                 _prefetch_block(v_pool + following * block_bytes + head_offset, head_dim * 32)
             for key in range(min(16, num_keys - first)):
                 value = load_f16x16(values + key * head_dim * 2)
                 weight = scores + (first + key) * 4
                 a0 = fma(splat_f32(load_f32(weight)), value, a0)
-                a1 = fma(splat_f32(load_f32(weight + stride)), value, a1)
-                a2 = fma(splat_f32(load_f32(weight + 2 * stride)), value, a2)
-                a3 = fma(splat_f32(load_f32(weight + 3 * stride)), value, a3)
-        store_f32x16(p0 + column * 4, a0)
-        store_f32x16(p1 + column * 4, a1)
-        store_f32x16(p2 + column * 4, a2)
-        store_f32x16(p3 + column * 4, a3)
+                a1 = fma(splat_f32(load_f32(weight + SCORE_BYTES)), value, a1)
+                a2 = fma(splat_f32(load_f32(weight + 2 * SCORE_BYTES)), value, a2)
+                a3 = fma(splat_f32(load_f32(weight + 3 * SCORE_BYTES)), value, a3)
+        store_f32x16(_partial(rows, 0) + column * 4, a0)
+        store_f32x16(_partial(rows, 1) + column * 4, a1)
+        store_f32x16(_partial(rows, 2) + column * 4, a2)
+        store_f32x16(_partial(rows, 3) + column * 4, a3)
+
+
+@njit(forceinline=True)
+def _sum_values8(rows, table, num_keys, v_pool, block_bytes, head_offset, head_dim, scores):
+    """acc of eight rows: Σ exp · v over the split's first `num_keys` keys, whose blocks begin at `table`."""
+    for column in range(0, head_dim, 16):
+        a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = splat_f32(0.0)
+        for first in range(0, num_keys, 16):
+            values = v_pool + load_i64(table + first // 16 * 8) * block_bytes + head_offset + column * 2
+            if column == 0 and first + 16 < num_keys:
+                following = load_i64(table + (first // 16 + 1) * 8)
+                _prefetch_block(v_pool + following * block_bytes + head_offset, head_dim * 32)
+            for key in range(min(16, num_keys - first)):
+                value = load_f16x16(values + key * head_dim * 2)
+                weight = scores + (first + key) * 4
+                a0 = fma(splat_f32(load_f32(weight)), value, a0)
+                a1 = fma(splat_f32(load_f32(weight + SCORE_BYTES)), value, a1)
+                a2 = fma(splat_f32(load_f32(weight + 2 * SCORE_BYTES)), value, a2)
+                a3 = fma(splat_f32(load_f32(weight + 3 * SCORE_BYTES)), value, a3)
+                a4 = fma(splat_f32(load_f32(weight + 4 * SCORE_BYTES)), value, a4)
+                a5 = fma(splat_f32(load_f32(weight + 5 * SCORE_BYTES)), value, a5)
+                a6 = fma(splat_f32(load_f32(weight + 6 * SCORE_BYTES)), value, a6)
+                a7 = fma(splat_f32(load_f32(weight + 7 * SCORE_BYTES)), value, a7)
+        store_f32x16(_partial(rows, 0) + column * 4, a0)
+        store_f32x16(_partial(rows, 1) + column * 4, a1)
+        store_f32x16(_partial(rows, 2) + column * 4, a2)
+        store_f32x16(_partial(rows, 3) + column * 4, a3)
+        store_f32x16(_partial(rows, 4) + column * 4, a4)
+        store_f32x16(_partial(rows, 5) + column * 4, a5)
+        store_f32x16(_partial(rows, 6) + column * 4, a6)
+        store_f32x16(_partial(rows, 7) + column * 4, a7)
 
 
 @njit
@@ -131,56 +220,43 @@ def attend_split(
     partials,
     partial_row_bytes,
     partial_head_bytes,
-    scores,
+    scratch,
 ):
     """One kv head of `num_rows` tokens (the first at `position`) with the keys of one split; writes their partials.
 
     queries: address of the first token's first query head of this group; `group` heads follow each other in a token;
-    partials: the same for (sums [head_dim], m, l); scores: [4, 256] float32 of scratch.
+    partials: the same for (sums [head_dim], m, l); scratch: SCRATCH_BYTES of this thread's.
     """
     start = split * SPLIT
     num_keys = min(SPLIT, position + num_rows - start)
     block_bytes, head_offset = kv_heads * head_dim * 32, kv_head * head_dim * 32
-    stride = SPLIT * 4
+    # Scores of each row of a run, then the addresses of its query and its partial.
+    scores, rows = scratch, scratch + MOST_ROWS * SCORE_BYTES
+    table += start // 16 * 8
     total = num_rows * group
-    for index in range(0, total, 4):
-        # Row numbers are repeated at the end: the same result is then written twice.
-        i1, i2, i3 = min(index + 1, total - 1), min(index + 2, total - 1), min(index + 3, total - 1)
-        q0 = queries + index // group * row_bytes + index % group * head_dim * 4
-        q1 = queries + i1 // group * row_bytes + i1 % group * head_dim * 4
-        q2 = queries + i2 // group * row_bytes + i2 % group * head_dim * 4
-        q3 = queries + i3 // group * row_bytes + i3 % group * head_dim * 4
-        # The last of the four rows sees the most keys, the first the earliest.
-        seen = min(num_keys, position + i3 // group + 1 - start)
-        if seen <= 0:
-            continue
-        for first in range(0, seen, 16):
-            block = load_i64(table + (start + first) // 16 * 8)
-            # Blocks lie anywhere in the pool, where no hardware looks ahead: ask for the next one, at last for values.
-            following = start + first + 16
-            if first + 16 < seen:
-                _prefetch_block(
-                    k_pool + load_i64(table + following // 16 * 8) * block_bytes + head_offset, head_dim * 32
-                )
-            else:
-                _prefetch_block(v_pool + load_i64(table + start // 16 * 8) * block_bytes + head_offset, head_dim * 32)
-            _score_rows(
-                q0, q1, q2, q3, k_pool + block * block_bytes + head_offset, head_dim, scores + first * 4, stride
-            )
-        p0 = partials + index // group * partial_row_bytes + index % group * partial_head_bytes
-        p1 = partials + i1 // group * partial_row_bytes + i1 % group * partial_head_bytes
-        p2 = partials + i2 // group * partial_row_bytes + i2 % group * partial_head_bytes
-        p3 = partials + i3 // group * partial_row_bytes + i3 % group * partial_head_bytes
-        for lane in range(4):
+    index = 0
+    while index < total:
+        run = 8 if HAS_AVX512 and index + 4 < total else 4
+        for lane in range(run):
+            # Row numbers are repeated at the end: the same result is then written twice.
             row = min(index + lane, total - 1)
-            partial = p0 if lane == 0 else (p1 if lane == 1 else (p2 if lane == 2 else p3))
-            own = position + row // group
-            low = 0 if window == 0 else min(seen, max(0, own + 1 - window - start))
-            high = max(low, min(seen, own + 1 - start))
-            _soften(scores + lane * stride, seen, low, high, partial, head_dim)
-        _sum_values(
-            scores, stride, table, start // 16, seen, v_pool, block_bytes, head_offset, head_dim, (p0, p1, p2, p3)
-        )
+            token, head = row // group, row % group
+            store_i64(rows + lane * 16, queries + token * row_bytes + head * head_dim * 4)
+            store_i64(rows + lane * 16 + 8, partials + token * partial_row_bytes + head * partial_head_bytes)
+        # The last row of the run sees the most keys, the first the earliest.
+        seen = min(num_keys, position + min(index + run - 1, total - 1) // group + 1 - start)
+        if seen > 0:
+            _score_run(run, rows, table, seen, k_pool, v_pool, block_bytes, head_offset, head_dim, scores)
+            for lane in range(run):
+                own = position + min(index + lane, total - 1) // group
+                low = 0 if window == 0 else min(seen, max(0, own + 1 - window - start))
+                high = max(low, min(seen, own + 1 - start))
+                _soften(scores + lane * SCORE_BYTES, seen, low, high, _partial(rows, lane), head_dim)
+            if run == 8:
+                _sum_values8(rows, table, seen, v_pool, block_bytes, head_offset, head_dim, scores)
+            else:
+                _sum_values4(rows, table, seen, v_pool, block_bytes, head_offset, head_dim, scores)
+        index += run
 
 
 @njit

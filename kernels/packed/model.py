@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from kernels.packed import step
-from kernels.packed.attention import SPLIT, TILE
+from kernels.packed.attention import SCRATCH_BYTES, SPLIT, TILE
 from kernels.packed.formats import INT4, INT4_BLOCK_BYTES, INT8, Bytes
 from kernels.packed.simd import atomic_add
 from kernels.packed.team import GENERATION, PARKED, SHARED_WORDS
@@ -197,10 +197,10 @@ class PackedModel:
         self._logits = np.empty(0, dtype=np.float32)
         self._capacity = self._partials_capacity = self._logits_capacity = 0
         self._units = np.zeros((64, step.UNIT_WORDS), dtype=np.int64)
-        scores = np.zeros(team.num_threads * 4 * SPLIT, dtype=np.float32)
+        scratch = np.zeros(team.num_threads * SCRATCH_BYTES, dtype=np.uint8)
         merged = np.zeros(team.num_threads * shape.heads * shape.head_dim, dtype=np.float32)
-        self._keep += [scores, merged]
-        self._job[step.SCORES], self._job[step.MERGED] = scores.ctypes.data, merged.ctypes.data
+        self._keep += [scratch, merged]
+        self._job[step.ATTENTION_SCRATCH], self._job[step.MERGED] = scratch.ctypes.data, merged.ctypes.data
 
     def allocate(self, num_blocks: int) -> None:
         """Make each layer's pools of keys and values; their pages are mapped when first written.

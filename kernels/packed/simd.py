@@ -40,7 +40,8 @@ class _VectorModel(models.PrimitiveModel):
 
 
 FEATURES = dict(llvm.get_host_cpu_features())
-HAS_VNNI_512 = FEATURES.get("avx512vnni", False) and FEATURES.get("avx512f", False)
+HAS_AVX512 = FEATURES.get("avx512f", False)
+HAS_VNNI_512 = HAS_AVX512 and FEATURES.get("avx512vnni", False)
 HAS_AVX2 = FEATURES.get("avx2", False)
 
 f32x16 = Vector("f32x16", _FLOAT, 16)
@@ -111,6 +112,7 @@ _H = ir.VectorType(_HALF, 16)
 load_f32 = _define("load_f32", types.float32, (types.int64,), _load(_FLOAT, 4))
 store_f32 = _define("store_f32", types.void, (types.int64, types.float32), _store(_FLOAT, 4))
 load_i64 = _define("load_i64", types.int64, (types.int64,), _load(_I64, 8))
+store_i64 = _define("store_i64", types.void, (types.int64, types.int64), _store(_I64, 8))
 load_i8 = _define(
     "load_i8", types.int64, (types.int64,), lambda c, b, v: b.sext(b.load(_pointer(b, v[0], _I8), align=1), _I64)
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from numba import njit
 
-from kernels.packed.attention import SPLIT, attend_split, merge_quantize
+from kernels.packed.attention import SCRATCH_BYTES, attend_split, merge_quantize
 from kernels.packed.matmul import panels
 from kernels.packed.rows import embed, norm_quantize, rope_write, silu_quantize
 from kernels.packed.simd import load_f32, load_i64
@@ -54,7 +54,7 @@ from kernels.packed.team import await_job, barrier, claim
     CODES,
     SUMS,
     PARTIALS,
-    SCORES,
+    ATTENTION_SCRATCH,
     MERGED,
     LOGITS,
 ) = range(41)
@@ -97,12 +97,24 @@ def _chunk(units, num_threads):
 
 
 @njit
+def _panel_chunk(panels, num_rows, num_threads):
+    """Panels of a claim: few where each is much work, so that the last claim keeps nobody waiting for long."""
+    return max(1, panels // (num_threads * (4 if num_rows < 64 else 16)))
+
+
+@njit
+def _row_chunk(num_rows, num_threads):
+    """Rows of a claim that write keys: whole blocks, since the sixteen keys of one lie in the same cache lines."""
+    return max(1, num_rows // num_threads) if num_rows < 16 * num_threads else min(64, num_rows // num_threads)
+
+
+@njit
 def _product(shared, num_threads, segments, width, quads, codes, sums, num_rows, out):
     """All segments of one product side by side in `out`."""
     total = 0
     for s in range(3):
         total += _word(segments, s * SEGMENT_WORDS + 2)
-    chunk = _chunk(total, num_threads)
+    chunk = _panel_chunk(total, num_rows, num_threads)
     stride = total * 64
     first = claim(shared, chunk)
     while first < total:
@@ -170,7 +182,7 @@ def _rope_phase(shared, num_threads, job, layer, num_rows):
     heads, kv_heads, head_dim = _word(job, HEADS), _word(job, KV_HEADS), _word(job, HEAD_DIM)
     eps, scale = load_f32(job + EPS * 8), load_f32(job + SCALE * 8)
     row_bytes = (heads + 2 * kv_heads) * head_dim * 4
-    chunk = _chunk(num_rows, num_threads)
+    chunk = _row_chunk(num_rows, num_threads)
     first = claim(shared, chunk)
     while first < num_rows:
         for row in range(first, min(num_rows, first + chunk)):
@@ -202,8 +214,8 @@ def _attention_phase(shared, num_threads, thread, job, layer):
     row_bytes = (heads + 2 * kv_heads) * head_dim * 4
     split_bytes = (head_dim + 16) * 4
     head_bytes = splits * split_bytes
-    scores = _word(job, SCORES) + thread * 4 * SPLIT * 4
-    chunk = max(1, num_units // (num_threads * 8))
+    scratch = _word(job, ATTENTION_SCRATCH) + thread * SCRATCH_BYTES
+    chunk = max(1, num_units // (num_threads * 32))
     first = claim(shared, chunk)
     while first < num_units:
         for index in range(first, min(num_units, first + chunk)):
@@ -226,7 +238,7 @@ def _attention_phase(shared, num_threads, thread, job, layer):
                 _word(job, PARTIALS) + (row * heads + kv_head * group) * head_bytes + split * split_bytes,
                 heads * head_bytes,
                 head_bytes,
-                scores,
+                scratch,
             )
         first = claim(shared, chunk)
     barrier(shared, num_threads)
