@@ -21,7 +21,20 @@ from torch import Tensor
 
 from engine.errors import ModelLoadError
 
-SUPPORTED_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K")
+# Number of a type in the file → its name, values of a block, bytes of a block. The `gguf` library, which knows more of
+# them, is imported only to dequantise: models that stay packed start without it.
+_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    8: ("Q8_0", 32, 34),
+    12: ("Q4_K", 256, 144),
+    14: ("Q6_K", 256, 210),
+    30: ("BF16", 1, 2),
+}
+SUPPORTED_TYPES = tuple(name for name, _, _ in _TYPES.values())
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -49,18 +62,12 @@ class GGUFFile:
         metadata: key → number, bool, string, or list of them.
 
     Raises:
-        ModelLoadError: the `gguf` package is absent, or the file is missing, truncated, or of a kind not supported.
+        ModelLoadError: the file is missing, truncated, or of a kind not supported, or a tensor is of a type that the
+            absent `gguf` package would have to dequantise.
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import gguf
-        except ImportError:
-            raise ModelLoadError(
-                f"reading {path.name} needs the `gguf` package, which is not installed: pip install gguf"
-            ) from None
         self.path = path
-        self._gguf = gguf
         try:
             with path.open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -86,7 +93,7 @@ class GGUFFile:
 
     def type_name(self, name: str) -> str:
         """One of SUPPORTED_TYPES."""
-        return str(self._gguf.GGMLQuantizationType(self._infos[name].type_id).name)
+        return _TYPES[self._infos[name].type_id][0]
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """A tensor's bytes as they lie in the file."""
@@ -97,29 +104,27 @@ class GGUFFile:
     def tensor(self, name: str) -> Tensor:
         """One tensor as float32."""
         info = self._infos[name]
-        kind = self._gguf.GGMLQuantizationType(info.type_id)
-        raw = self.raw(name)
-        # One long row: blocks are independent, and the library would go through short rows sixteen at a time.
-        if kind.name in ("F32", "F16"):
-            values = raw.view(np.float32 if kind.name == "F32" else np.float16).astype(np.float32)
+        kind, raw = self.type_name(name), self.raw(name)
+        if kind in ("F32", "F16"):
+            values = raw.view(np.float32 if kind == "F32" else np.float16).astype(np.float32)
         else:
-            values = self._gguf.quants.dequantize(raw.reshape(1, -1), kind)
+            gguf = _gguf_library(self.path)
+            # One long row: blocks are independent, and the library would go through short rows sixteen at a time.
+            values = gguf.quants.dequantize(raw.reshape(1, -1), gguf.GGMLQuantizationType(info.type_id))
         return torch.from_numpy(np.array(values, dtype=np.float32, copy=True)).reshape(info.shape)
 
     def _num_bytes(self, info: _TensorInfo) -> int:
-        block_size, block_bytes = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(info.type_id)]
-        num_blocks: int = math.prod(info.shape) // block_size
-        return num_blocks * int(block_bytes)
+        _, block_size, block_bytes = _TYPES[info.type_id]
+        return math.prod(info.shape) // block_size * block_bytes
 
     def _check_tensors(self) -> None:
-        names = {int(kind): kind.name for kind in self._gguf.GGMLQuantizationType}
         for name, info in self._infos.items():
-            kind = names.get(info.type_id, f"number {info.type_id}")
-            if kind not in SUPPORTED_TYPES:
+            if info.type_id not in _TYPES:
                 raise ModelLoadError(
-                    f"{self.path}: tensor {name} is of type {kind}; supported: {', '.join(SUPPORTED_TYPES)}"
+                    f"{self.path}: tensor {name} is of type {_library_name(info.type_id)}; "
+                    f"supported: {', '.join(SUPPORTED_TYPES)}"
                 )
-            block_size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(info.type_id)][0]
+            kind, block_size, _ = _TYPES[info.type_id]
             if not info.shape or 0 in info.shape or info.shape[-1] % block_size:
                 raise ModelLoadError(
                     f"{self.path}: tensor {name} has shape {list(info.shape)}; rows of type {kind} are multiples of "
@@ -130,6 +135,26 @@ class GGUFFile:
                 raise ModelLoadError(
                     f"{self.path} is truncated: tensor {name} ends at byte {end:,}, the file has {len(self._bytes):,}"
                 )
+
+
+def _gguf_library(path: Path) -> Any:
+    try:
+        import gguf
+    except ImportError:
+        raise ModelLoadError(
+            f"reading {path.name} needs the `gguf` package, which is not installed: pip install gguf"
+        ) from None
+    return gguf
+
+
+def _library_name(type_id: int) -> str:
+    """What the library calls a type that is not supported here, or its number."""
+    try:
+        from gguf import GGMLQuantizationType
+
+        return str(GGMLQuantizationType(type_id).name)
+    except (ImportError, ValueError):
+        return f"number {type_id}"
 
 
 class _HeaderReader:

@@ -100,7 +100,7 @@ def step_memory(config: ModelConfig, weight_format: str, engine: EngineConfig) -
     # As computed, as float32 or a copy of it, and as the sampler edits and sorts it.
     logits = 3 * 4 * logit_rows * config.vocab_size
     if weight_format == PACKED:
-        from kernels.packed.attention import SPLIT
+        from kernels.packed.layout import SPLIT
 
         # `PackedModel._reserve`: float32 buffers, codes of the widest product with their sums, attention's partials.
         widest = max(hidden, inner, q_width)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from numba import njit
 
+from kernels.packed.layout import MOST_ROWS, SCORE_BYTES, SPLIT
 from kernels.packed.rows import exponential, quantize_block
 from kernels.packed.simd import (
     HAS_AVX512,
@@ -34,14 +35,7 @@ from kernels.packed.simd import (
     sum_lanes,
 )
 
-SPLIT = 256
-# Tokens whose query rows share one reading of a split.
-TILE = 32
 MINUS_INFINITY = -3.0e38
-# Query rows that are computed together: as many as there are registers for.
-MOST_ROWS = 8
-SCORE_BYTES = SPLIT * 4
-SCRATCH_BYTES = MOST_ROWS * (SCORE_BYTES + 16)
 
 
 @njit(forceinline=True)

@@ -10,14 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 
-from kernels.packed import step
-from kernels.packed.attention import SCRATCH_BYTES, SPLIT, TILE
+from kernels.packed import layout
+from kernels.packed.compiled import compiled
 from kernels.packed.formats import INT4, INT4_BLOCK_BYTES, INT8, Bytes
-from kernels.packed.simd import atomic_add
-from kernels.packed.team import GENERATION, PARKED, SHARED_WORDS
+from kernels.packed.layout import SCRATCH_BYTES, SHARED_WORDS, SPLIT
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -84,6 +82,7 @@ class Team:
 
     def __init__(self, num_threads: int) -> None:
         self._turn = threading.Lock()
+        self._kernels = compiled()
         self.num_threads = num_threads
         self._shared = np.zeros(SHARED_WORDS + 8, dtype=np.int64)
         self._address = -(-self._shared.ctypes.data // 64) * 64
@@ -103,48 +102,15 @@ class Team:
         with self._turn:
             self._job[0] = job.ctypes.data
             self._wake()
-            step.work(self._address, self._job.ctypes.data, 0, 0, 0)
+            self._kernels.work(self._address, self._job.ctypes.data, 0, 0, 0)
 
     def _wake(self) -> None:
-        if self._helpers and (parked := _start_job(self._address)):
+        if self._helpers and (parked := self._kernels.start_job(self._address)):
             os.write(self._write_end, b"\0" * parked)
 
     def _help(self, thread: int) -> None:
         scratch = self._scratch.ctypes.data + 64 * thread
-        step.work(self._address, self._job.ctypes.data, thread, self._read_end, scratch)
-
-
-@njit(cache=True)
-def _start_job(shared: int) -> int:
-    """Count a job up and tell how many helpers sleep; one that is about to asks the counter once more."""
-    atomic_add(shared + GENERATION, 1)
-    return atomic_add(shared + PARKED, 0)  # type: ignore[no-any-return]
-
-
-@njit(cache=True)
-def _plan_units(query_lens, context_lens, tables, kv_heads, window, units):  # type: ignore[no-untyped-def]
-    """Attention units of a step: (first row, rows, position, table, split, kv head) each; returns how many.
-
-    Units of one split and head follow each other, for all sequences: those that share a prefix then find its keys and
-    values in the cache of the core that has just read them.
-    """
-    count, splits = 0, (context_lens.max() - 1) // SPLIT + 1
-    for kv_head in range(kv_heads):
-        for split in range(splits):
-            row = 0
-            for index in range(len(query_lens)):
-                start = context_lens[index] - query_lens[index]
-                for tile in range(0, query_lens[index], TILE):
-                    rows = min(TILE, query_lens[index] - tile)
-                    position = start + tile
-                    first = 0 if window == 0 else max(0, position + 1 - window) // SPLIT
-                    if first <= split <= (position + rows - 1) // SPLIT:
-                        if count < units.shape[0]:
-                            units[count, 0], units[count, 1], units[count, 2] = row + tile, rows, position
-                            units[count, 3], units[count, 4], units[count, 5] = tables[index], split, kv_head
-                        count += 1
-                row += query_lens[index]
-    return count
+        self._kernels.work(self._address, self._job.ctypes.data, thread, self._read_end, scratch)
 
 
 class PackedModel:
@@ -167,40 +133,40 @@ class PackedModel:
         attention = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
         self._layer_weights = shape.hidden * (attention + 3 * shape.inner)
         self._keep: list[Any] = [embedding, final_norm, head, cos, sin]
-        self._layers = np.zeros((len(layers), step.LAYER_WORDS_COUNT), dtype=np.int64)
+        self._layers = np.zeros((len(layers), layout.LAYER_WORDS_COUNT), dtype=np.int64)
         windows = [layer.window or 0 for layer in layers]
         # Splits that no layer looks at are not computed.
         self._window = max(windows) if min(windows) > 0 else 0
         for words, layer in zip(self._layers, layers, strict=True):
             self._fill_layer(words, layer)
-        self._job = np.zeros(step.JOB_WORDS, dtype=np.int64)
+        self._job = np.zeros(layout.JOB_WORDS, dtype=np.int64)
         for word, value in (
-            (step.NUM_THREADS, team.num_threads),
-            (step.QUADS, 4),
-            (step.LAYERS, self._layers.ctypes.data),
-            (step.HIDDEN, shape.hidden),
-            (step.HEADS, shape.heads),
-            (step.KV_HEADS, shape.kv_heads),
-            (step.HEAD_DIM, shape.head_dim),
-            (step.INNER, shape.inner),
-            (step.EMBEDDING, embedding.ctypes.data),
-            (step.EMBEDDING_KIND, _kind(embedding)),
-            (step.FINAL_NORM, final_norm.ctypes.data),
-            (step.HEAD, self._product([head])),
-            (step.COS, cos.ctypes.data),
-            (step.SIN, sin.ctypes.data),
+            (layout.NUM_THREADS, team.num_threads),
+            (layout.QUADS, 4),
+            (layout.LAYERS, self._layers.ctypes.data),
+            (layout.HIDDEN, shape.hidden),
+            (layout.HEADS, shape.heads),
+            (layout.KV_HEADS, shape.kv_heads),
+            (layout.HEAD_DIM, shape.head_dim),
+            (layout.INNER, shape.inner),
+            (layout.EMBEDDING, embedding.ctypes.data),
+            (layout.EMBEDDING_KIND, _kind(embedding)),
+            (layout.FINAL_NORM, final_norm.ctypes.data),
+            (layout.HEAD, self._product([head])),
+            (layout.COS, cos.ctypes.data),
+            (layout.SIN, sin.ctypes.data),
         ):
             self._job[word] = value
         floats = self._job.view(np.float32)
-        floats[step.EPS * 2], floats[step.SCALE * 2] = shape.eps, shape.scale
+        floats[layout.EPS * 2], floats[layout.SCALE * 2] = shape.eps, shape.scale
         self._head_rows = head.shape[0] * 16
         self._logits = np.empty(0, dtype=np.float32)
         self._capacity = self._partials_capacity = self._logits_capacity = 0
-        self._units = np.zeros((64, step.UNIT_WORDS), dtype=np.int64)
+        self._units = np.zeros((64, layout.UNIT_WORDS), dtype=np.int64)
         scratch = np.zeros(team.num_threads * SCRATCH_BYTES, dtype=np.uint8)
         merged = np.zeros(team.num_threads * shape.heads * shape.head_dim, dtype=np.float32)
         self._keep += [scratch, merged]
-        self._job[step.ATTENTION_SCRATCH], self._job[step.MERGED] = scratch.ctypes.data, merged.ctypes.data
+        self._job[layout.ATTENTION_SCRATCH], self._job[layout.MERGED] = scratch.ctypes.data, merged.ctypes.data
 
     def allocate(self, num_blocks: int) -> None:
         """Make each layer's pools of keys and values; their pages are mapped when first written.
@@ -216,7 +182,7 @@ class PackedModel:
             for _ in range(len(self._layers))
         ]
         for words, (keys, values) in zip(self._layers, pools, strict=True):
-            words[step.K_POOL], words[step.V_POOL] = keys.ctypes.data, values.ctypes.data
+            words[layout.K_POOL], words[layout.V_POOL] = keys.ctypes.data, values.ctypes.data
         self._pools = pools
 
     def forward(
@@ -237,13 +203,13 @@ class PackedModel:
         self._reserve(num_rows, num_logits, int(sequences.context_lens.max()))
         job, num_layers = self._job, len(self._layers)
         for word, value in (
-            (step.NUM_ROWS, num_rows),
-            (step.NUM_UNITS, self._plan(sequences)),
-            (step.UNITS, self._units.ctypes.data),
-            (step.TOKENS, token_ids.ctypes.data),
-            (step.POSITIONS, positions.ctypes.data),
-            (step.SLOTS, slots.ctypes.data),
-            (step.LOGIT_ROWS, rows.ctypes.data),
+            (layout.NUM_ROWS, num_rows),
+            (layout.NUM_UNITS, self._plan(sequences)),
+            (layout.UNITS, self._units.ctypes.data),
+            (layout.TOKENS, token_ids.ctypes.data),
+            (layout.POSITIONS, positions.ctypes.data),
+            (layout.SLOTS, slots.ctypes.data),
+            (layout.LOGIT_ROWS, rows.ctypes.data),
         ):
             job[word] = value
         stride = min(num_layers, max(1, WORK_IN_ONE_GO // (num_rows * self._layer_weights)))
@@ -251,8 +217,8 @@ class PackedModel:
             if check is not None:
                 check()
             last = min(num_layers, first + stride)
-            job[step.FIRST_LAYER], job[step.LAST_LAYER] = first, last
-            job[step.NUM_LOGITS] = num_logits if last == num_layers else 0
+            job[layout.FIRST_LAYER], job[layout.LAST_LAYER] = first, last
+            job[layout.NUM_LOGITS] = num_logits if last == num_layers else 0
             self.team.run(job)
         return (
             self._logits[: num_logits * self._head_rows]
@@ -263,28 +229,35 @@ class PackedModel:
     def _plan(self, sequences: Sequences) -> int:
         addresses = np.array([table.ctypes.data for table in sequences.tables], dtype=np.int64)
         while True:
-            count = _plan_units(
-                sequences.query_lens, sequences.context_lens, addresses, self.shape.kv_heads, self._window, self._units
+            count = compiled().plan_units(
+                sequences.query_lens.ctypes.data,
+                sequences.context_lens.ctypes.data,
+                addresses.ctypes.data,
+                len(addresses),
+                self.shape.kv_heads,
+                self._window,
+                self._units.ctypes.data,
+                len(self._units),
             )
             if count <= len(self._units):
-                return int(count)
-            self._units = np.zeros((2 * count, step.UNIT_WORDS), dtype=np.int64)
+                return count
+            self._units = np.zeros((2 * count, layout.UNIT_WORDS), dtype=np.int64)
 
     def _reserve(self, num_rows: int, num_logits: int, context_len: int) -> None:
         """Grow the buffers to what this step needs."""
         shape = self.shape
         splits = -(-context_len // SPLIT)
-        self._job[step.NUM_SPLITS] = splits
+        self._job[layout.NUM_SPLITS] = splits
         if num_rows > self._capacity:
             self._capacity = num_rows
             widest = max(shape.hidden, shape.inner, shape.heads * shape.head_dim)
             buffers: dict[int, NDArray[Any]] = {
-                step.RESIDUAL: np.empty(num_rows * shape.hidden, dtype=np.float32),
-                step.DELTA: np.empty(num_rows * shape.hidden, dtype=np.float32),
-                step.QKV: np.empty(num_rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=np.float32),
-                step.GATE_UP: np.empty(num_rows * 2 * shape.inner, dtype=np.float32),
-                step.CODES: np.empty(num_rows * widest, dtype=np.int8),
-                step.SUMS: np.empty(num_rows * widest // 16, dtype=np.float32),
+                layout.RESIDUAL: np.empty(num_rows * shape.hidden, dtype=np.float32),
+                layout.DELTA: np.empty(num_rows * shape.hidden, dtype=np.float32),
+                layout.QKV: np.empty(num_rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=np.float32),
+                layout.GATE_UP: np.empty(num_rows * 2 * shape.inner, dtype=np.float32),
+                layout.CODES: np.empty(num_rows * widest, dtype=np.int8),
+                layout.SUMS: np.empty(num_rows * widest // 16, dtype=np.float32),
             }
             self._buffers = buffers
             for word, buffer in buffers.items():
@@ -293,36 +266,36 @@ class PackedModel:
         if partials > self._partials_capacity:
             self._partials_capacity = partials
             self._partials = np.empty(partials, dtype=np.float32)
-            self._job[step.PARTIALS] = self._partials.ctypes.data
+            self._job[layout.PARTIALS] = self._partials.ctypes.data
         if num_logits > self._logits_capacity:
             self._logits_capacity = num_logits
             self._logits = np.empty(num_logits * self._head_rows, dtype=np.float32)
-            self._job[step.LOGITS] = self._logits.ctypes.data
+            self._job[layout.LOGITS] = self._logits.ctypes.data
 
     def _fill_layer(self, words: Ids, layer: PackedLayer) -> None:
         vectors: tuple[tuple[int, Floats | None], ...] = (
-            (step.INPUT_NORM, layer.input_norm),
-            (step.POST_NORM, layer.post_norm),
-            (step.Q_NORM, layer.q_norm),
-            (step.K_NORM, layer.k_norm),
-            (step.QKV_BIAS, layer.qkv_bias),
+            (layout.INPUT_NORM, layer.input_norm),
+            (layout.POST_NORM, layer.post_norm),
+            (layout.Q_NORM, layer.q_norm),
+            (layout.K_NORM, layer.k_norm),
+            (layout.QKV_BIAS, layer.qkv_bias),
         )
         for word, vector in vectors:
             if vector is not None:
                 self._keep.append(vector)
                 words[word] = vector.ctypes.data
-        words[step.WINDOW] = layer.window or 0
+        words[layout.WINDOW] = layer.window or 0
         products: tuple[tuple[int, Sequence[Bytes]], ...] = (
-            (step.QKV_PRODUCT, layer.qkv),
-            (step.OUTPUT_PRODUCT, layer.output),
-            (step.GATE_UP_PRODUCT, layer.gate_up),
-            (step.DOWN_PRODUCT, layer.down),
+            (layout.QKV_PRODUCT, layer.qkv),
+            (layout.OUTPUT_PRODUCT, layer.output),
+            (layout.GATE_UP_PRODUCT, layer.gate_up),
+            (layout.DOWN_PRODUCT, layer.down),
         )
         for word, parts in products:
             words[word] = self._product(parts)
 
     def _product(self, parts: Sequence[Bytes]) -> int:
-        words = np.zeros(step.PRODUCT_WORDS, dtype=np.int64)
+        words = np.zeros(layout.PRODUCT_WORDS, dtype=np.int64)
         for index, part in enumerate(parts):
             words[index * 3 : index * 3 + 3] = part.ctypes.data, _kind(part), part.shape[0]
         self._keep += [words, *parts]

@@ -8,82 +8,72 @@ from __future__ import annotations
 
 from numba import njit
 
-from kernels.packed.attention import SCRATCH_BYTES, attend_split, merge_quantize
+from kernels.packed.attention import attend_split, merge_quantize
+from kernels.packed.layout import (
+    ATTENTION_SCRATCH,
+    CODES,
+    COS,
+    DELTA,
+    DOWN_PRODUCT,
+    EMBEDDING,
+    EMBEDDING_KIND,
+    EPS,
+    FINAL_NORM,
+    FIRST_LAYER,
+    GATE_UP,
+    GATE_UP_PRODUCT,
+    HEAD,
+    HEAD_DIM,
+    HEADS,
+    HIDDEN,
+    INNER,
+    INPUT_NORM,
+    K_NORM,
+    K_POOL,
+    KV_HEADS,
+    LAST_LAYER,
+    LAYER_WORDS_COUNT,
+    LAYERS,
+    LOGIT_ROWS,
+    LOGITS,
+    MERGED,
+    NUM_LOGITS,
+    NUM_ROWS,
+    NUM_SPLITS,
+    NUM_THREADS,
+    NUM_UNITS,
+    OUTPUT_PRODUCT,
+    PARTIALS,
+    POSITIONS,
+    POST_NORM,
+    Q_NORM,
+    QKV,
+    QKV_BIAS,
+    QKV_PRODUCT,
+    QUADS,
+    RESIDUAL,
+    SCALE,
+    SCRATCH_BYTES,
+    SEGMENT_WORDS,
+    SIN,
+    SLOTS,
+    SUMS,
+    TOKENS,
+    UNIT_KV_HEAD,
+    UNIT_NUM_ROWS,
+    UNIT_POSITION,
+    UNIT_ROW,
+    UNIT_SPLIT,
+    UNIT_TABLE,
+    UNIT_WORDS,
+    UNITS,
+    V_POOL,
+    WINDOW,
+)
 from kernels.packed.matmul import panels
 from kernels.packed.rows import embed, norm_quantize, rope_write, silu_quantize
 from kernels.packed.simd import load_f32, load_i64
 from kernels.packed.team import await_job, barrier, claim
-
-# Words of the job, filled by `kernels.packed.model.PackedModel`. Addresses, unless it says otherwise.
-(
-    NUM_THREADS,
-    FIRST_LAYER,
-    LAST_LAYER,
-    NUM_ROWS,
-    NUM_LOGITS,
-    NUM_UNITS,
-    NUM_SPLITS,
-    QUADS,
-    LAYERS,
-    LAYER_WORDS,
-    SEGMENTS,
-    HIDDEN,
-    HEADS,
-    KV_HEADS,
-    HEAD_DIM,
-    INNER,
-    VOCAB,
-    EPS,
-    SCALE,
-    EMBEDDING,
-    EMBEDDING_KIND,
-    FINAL_NORM,
-    HEAD,
-    HEAD_KIND,
-    COS,
-    SIN,
-    TOKENS,
-    POSITIONS,
-    SLOTS,
-    LOGIT_ROWS,
-    UNITS,
-    RESIDUAL,
-    DELTA,
-    QKV,
-    GATE_UP,
-    CODES,
-    SUMS,
-    PARTIALS,
-    ATTENTION_SCRATCH,
-    MERGED,
-    LOGITS,
-) = range(41)
-JOB_WORDS = 41
-
-# Words of a layer.
-(
-    INPUT_NORM,
-    POST_NORM,
-    Q_NORM,
-    K_NORM,
-    QKV_BIAS,
-    K_POOL,
-    V_POOL,
-    WINDOW,
-    QKV_PRODUCT,
-    OUTPUT_PRODUCT,
-    GATE_UP_PRODUCT,
-    DOWN_PRODUCT,
-) = range(12)
-LAYER_WORDS_COUNT = 12
-
-# A product is three segments (q, k, v; gate, up), each: address, format, panels; none: panels 0.
-SEGMENT_WORDS = 3
-PRODUCT_WORDS = 3 * SEGMENT_WORDS
-
-# Words of an attention unit.
-UNIT_ROW, UNIT_NUM_ROWS, UNIT_POSITION, UNIT_TABLE, UNIT_SPLIT, UNIT_KV_HEAD = range(6)
-UNIT_WORDS = 6
 
 
 @njit
@@ -324,14 +314,15 @@ def run_step(shared, job, thread):
         _product(shared, num_threads, _word(job, HEAD), hidden, quads, codes, sums, num_logits, _word(job, LOGITS))
 
 
-@njit(nogil=True, cache=True)
+@njit
 def work(shared, job, thread, pipe, scratch):
     """Thread 0: its share of the job whose address lies at `job`. Others: wait for jobs and run them, for ever."""
     if thread == 0:
         run_step(shared, load_i64(job), thread)
-        return
+        return 0
     seen = 0
     # The count never turns negative; numba does not compile a loop that is never left.
     while seen >= 0:
         seen = await_job(shared, seen, pipe, scratch)
         run_step(shared, load_i64(job), thread)
+    return 0

@@ -3,24 +3,14 @@
 A decoder step is some hundred phases of tens of microseconds, far too short to start threads for. So helper threads
 stay in compiled code (without the GIL): they wait for a job, run it together with the caller, and sleep in a pipe's
 `read` when none has come for a while.
-
-The shared block is int64 words, each on a cache line of its own.
 """
 
 from __future__ import annotations
 
 from numba import njit, types
 
+from kernels.packed.layout import ARRIVED, CLAIMED, GENERATION, PARKED, PHASE
 from kernels.packed.simd import atomic_add, atomic_load, atomic_store, cpu_pause
-
-LINE = 64
-# Words of the shared block, as byte offsets.
-GENERATION = 0 * LINE  # counts jobs; a change starts one
-ARRIVED = 1 * LINE  # threads at the barrier
-PHASE = 2 * LINE  # counts barriers
-CLAIMED = 3 * LINE  # next unit of work of this phase
-PARKED = 4 * LINE  # helpers asleep
-SHARED_WORDS = 5 * LINE // 8
 
 # About a tenth of a millisecond: longer than the gap between two phases, shorter than anybody would notice the heat of.
 SPINS_BEFORE_SLEEP = 3000

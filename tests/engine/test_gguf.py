@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from engine import Engine, EngineConfig, SamplingParams, errors
+from engine import Engine, EngineConfig, SamplingParams, errors, gguf_file
 from engine.gguf_file import SUPPORTED_TYPES, GGUFFile
 from tests.engine.tiny_models import save_tiny_model
 
@@ -73,6 +74,25 @@ def test_k_quants_dequantise_as_the_library_does(kind: str, tmp_path: Path) -> N
 
 def test_all_promised_types_are_covered() -> None:
     assert {*ENCODABLE, "Q4_K", "Q6_K"} == set(SUPPORTED_TYPES)
+
+
+def test_types_have_the_numbers_and_sizes_that_the_library_gives_them() -> None:
+    for number, (name, *size) in gguf_file._TYPES.items():
+        kind = gguf.GGMLQuantizationType[name]
+        assert (number, tuple(size)) == (kind.value, gguf.GGML_QUANT_SIZES[kind])
+
+
+def test_only_what_must_be_dequantised_needs_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(0).standard_normal((32, 64), dtype=np.float32)
+    encoded = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q4_1)
+    path = tmp_path / "one.gguf"
+    write_tensors(path, {"output.weight": (encoded, "Q4_1"), "output_norm.weight": (values[0], "F32")})
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    file = GGUFFile(path)
+    assert torch.equal(file.tensor("output_norm.weight"), torch.from_numpy(values[0]))
+    assert file.raw("output.weight").tobytes() == encoded.tobytes()
+    with pytest.raises(errors.ModelLoadError, match="needs the `gguf` package, which is not installed"):
+        file.tensor("output.weight")
 
 
 def write_model(

@@ -1,5 +1,9 @@
 """Packed weights: layouts against a plain unpacking, products and a whole step against float64, rows bit-equal."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +13,7 @@ from numpy.typing import NDArray
 from kernels import packed
 from kernels.packed.formats import Bytes, pack_int4, pack_int8, quantize_int8, unpack
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 shapes = st.tuples(st.integers(1, 70), st.integers(1, 6).map(lambda blocks: blocks * 32))
 
 
@@ -98,6 +103,38 @@ def test_a_wrong_kernel_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = check._reference
     monkeypatch.setattr(check, "_reference", lambda *arguments: right(*arguments) * 1.2)
     assert "wrong on this CPU" in str(check.first_fault())
+
+
+def test_compiled_code_is_loaded_without_the_compiler() -> None:
+    assert packed.why_unavailable() is None  # compiled and kept, if it was not
+    program = """
+import sys
+sys.modules["numba"] = None  # an import fails
+from kernels import packed
+sys.exit(packed.why_unavailable())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY, timeout=120)
+
+
+def test_kept_code_that_is_not_whole_is_not_loaded(tmp_path: Path) -> None:
+    from kernels.packed import compiled
+
+    path = tmp_path / "compiled-1" / "cpu.o"
+    compiled._keep(path, b"code")
+    assert compiled._read(path) == b"code"
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole[:10], b"", whole[:-1] + b"x"):
+        path.write_bytes(damaged)
+        assert compiled._read(path) is None
+    assert compiled._read(tmp_path / "absent.o") is None
+
+
+def test_code_of_other_sources_is_cleared_away(tmp_path: Path) -> None:
+    from kernels.packed import compiled
+
+    for version in ("compiled-1", "compiled-2"):
+        compiled._keep(tmp_path / version / "cpu.o", b"code")
+    assert [path.name for path in tmp_path.iterdir()] == ["compiled-2"]
 
 
 @pytest.mark.parametrize("value", [-100.0, -20.5, -1e-6, 0.0, 0.3, 1.0, 40.0, 87.5])
