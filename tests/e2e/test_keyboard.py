@@ -101,7 +101,7 @@ async def test_settings_and_documents_are_reached_by_keyboard(
     chat, keys = scripted_chat, scripted_chat.page.keyboard
     chooser: asyncio.Future[FileChooser] = asyncio.get_running_loop().create_future()
     # From the beginning: a key would be faster than the browser's promise to hand choosers over.
-    chat.page.once("filechooser", chooser.set_result)
+    chat.page.once("filechooser", lambda shown: chooser.set_result(shown))
     await chat.tab_to("Settings")
     await keys.press("Enter")
     await chat.tab_to("Temperature")
