@@ -122,13 +122,8 @@ class Decoder:
         self.norm = tensors["model.norm.weight"]
         head = self.embeddings if config.tie_embeddings else tensors["lm_head.weight"]
         self.head = Linear(head, halved=halved, deterministic=deterministic)
-        frequencies = config.inverse_frequencies()
-        if rope_divisors is not None:
-            frequencies = frequencies / rope_divisors.float()
-        angles = torch.arange(max_position).float()[:, None] * frequencies[None, :]
-        # float32 whatever the model's dtype: bfloat16 angles lose whole positions beyond a few hundred tokens.
-        self.cos = angles.cos().unsqueeze(1).to(self.embeddings.device)
-        self.sin = angles.sin().unsqueeze(1).to(self.embeddings.device)
+        cos, sin = config.rotary_tables(max_position, rope_divisors)
+        self.cos, self.sin = (table.unsqueeze(1).to(self.embeddings.device) for table in (cos, sin))
         seen: dict[int, int] = {tensor.data_ptr(): tensor.numel() for tensor in tensors.values()}
         self.num_parameters = sum(seen.values())
         self.pools: list[tuple[Tensor, Tensor]] = []

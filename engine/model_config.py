@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from engine.errors import ModelLoadError
 from engine.parameter_check import shown
+from engine.rope import RopeScaling, rotary_tables
 
 # Hugging Face architecture → (qkv bias, q/k norm) where config.json does not say.
 ARCHITECTURES: dict[str, tuple[bool, bool]] = {
@@ -27,17 +27,6 @@ ARCHITECTURES: dict[str, tuple[bool, bool]] = {
 MAX_LAYERS = 4096
 MAX_SIZE = 1 << 31
 GGUF_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched: "default", "linear" (`factor`) or "llama3" (all fields)."""
-
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
 
 
 @dataclass(frozen=True)
@@ -75,30 +64,9 @@ class ModelConfig:
         """Bytes of keys and values of one token in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
 
-    def inverse_frequencies(self) -> Tensor:
-        """[head_dim / 2] float32: angle per position of each rotated pair."""
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.int64).float() / self.head_dim
-        frequencies = 1.0 / (self.rope_theta**exponents)
-        scaling = self.rope_scaling
-        if scaling.kind == "linear":
-            return frequencies / scaling.factor
-        if scaling.kind == "llama3":
-            return _llama3_frequencies(frequencies, scaling)
-        return frequencies
-
-
-def _llama3_frequencies(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Llama 3.1's rule: long wavelengths are stretched, short ones kept, those between interpolated."""
-    wavelengths = 2 * math.pi / frequencies
-    low_wavelength = scaling.original_max_position / scaling.low_freq_factor
-    high_wavelength = scaling.original_max_position / scaling.high_freq_factor
-    scaled = torch.where(wavelengths > low_wavelength, frequencies / scaling.factor, frequencies)
-    smooth = (scaling.original_max_position / wavelengths - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    smoothed = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
-    between = (wavelengths >= high_wavelength) & (wavelengths <= low_wavelength)
-    return torch.where(between, smoothed, scaled)
+    def rotary_tables(self, max_position: int, divisors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """`engine.rope.rotary_tables` of this model."""
+        return rotary_tables(self.rope_scaling, self.rope_theta, self.head_dim, max_position, divisors)
 
 
 def from_folder(folder: Path) -> ModelConfig:
@@ -135,6 +103,8 @@ def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
     num_layers = size("num_hidden_layers", most=MAX_LAYERS)
     try:
         rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+        max_position = size("max_position_embeddings", 2048)
+        scaling = RopeScaling.of(rope, max_position, where)
         config = ModelConfig(
             architecture=architecture,
             vocab_size=size("vocab_size"),
@@ -144,10 +114,10 @@ def from_dict(raw: Mapping[str, Any], where: str) -> ModelConfig:
             num_heads=num_heads,
             num_kv_heads=size("num_key_value_heads", num_heads),
             head_dim=size("head_dim", hidden // num_heads),
-            max_position=size("max_position_embeddings", 2048),
+            max_position=max(max_position, scaling.stretched_position),
             rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
             rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0),
-            rope_scaling=_rope_scaling(rope, where),
+            rope_scaling=scaling,
             sliding_windows=_sliding_windows(raw, architecture, num_layers),
             attention_bias=bool(raw.get("attention_bias", bias)),
             output_bias=bool(raw.get("attention_bias", False)),
@@ -182,36 +152,16 @@ def _check(config: ModelConfig, where: str) -> None:
         )
     if config.head_dim % 2:
         raise ModelLoadError(f"{where}: head_dim must be even, got {config.head_dim}")
-    scaling = config.rope_scaling
     positive = {
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
-        "rope scaling's factor": scaling.factor,
-        "rope scaling's low_freq_factor": scaling.low_freq_factor,
-        "rope scaling's high_freq_factor": scaling.high_freq_factor,
+        **{f"rope scaling's {name}": value for name, value in config.rope_scaling.numbers.items()},
     }
     for name, value in positive.items():
         if not 0 < value < math.inf:
             raise ModelLoadError(f"{where}: {name} must be a positive number, got {value}")
     if len(config.sliding_windows) != config.num_layers or any(w is not None and w < 1 for w in config.sliding_windows):
         raise ModelLoadError(f"{where}: sliding windows must be one for each layer, each of at least 1 token")
-
-
-def _rope_scaling(rope: Mapping[str, Any], where: str) -> RopeScaling:
-    kind = str(rope.get("rope_type") or rope.get("type") or "default")
-    if kind == "default":
-        return RopeScaling()
-    if kind == "linear":
-        return RopeScaling("linear", float(rope["factor"]))
-    if kind == "llama3":
-        return RopeScaling(
-            "llama3",
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope["original_max_position_embeddings"]),
-        )
-    raise ModelLoadError(f"{where}: rope scaling {kind!r} is not supported; supported: default, linear, llama3")
 
 
 def _sliding_windows(raw: Mapping[str, Any], architecture: str, num_layers: int) -> tuple[int | None, ...]:
@@ -264,10 +214,14 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Sequence[str], where: s
     if kind == "llama" and metadata.get("llama.attention.sliding_window"):
         raw["sliding_window"] = number("attention.sliding_window")
     scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
-    if scaling == "linear":
-        raw["rope_scaling"] = {"rope_type": "linear", "factor": number("rope.scaling.factor")}
+    if scaling in ("linear", "yarn"):
+        raw["rope_scaling"] = {
+            "rope_type": scaling,
+            "factor": number("rope.scaling.factor"),
+            "original_max_position_embeddings": metadata.get(f"{kind}.rope.scaling.original_context_length"),
+        }
     elif scaling not in ("none", ""):
-        raise ModelLoadError(f"{where}: rope scaling {shown(scaling)} is not supported; supported: none, linear")
+        raise ModelLoadError(f"{where}: rope scaling {shown(scaling)} is not supported; supported: none, linear, yarn")
     config = from_dict(raw, where)
     has_bias = "blk.0.attn_q.bias" in names
     return replace(config, attention_bias=has_bias, output_bias="blk.0.attn_output.bias" in names)

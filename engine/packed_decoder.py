@@ -28,10 +28,7 @@ class PackedDecoder:
     ) -> None:
         self.config = config
         self.num_parameters = tensors.num_parameters
-        frequencies = config.inverse_frequencies()
-        if rope_divisors is not None:
-            frequencies = frequencies / rope_divisors.float()
-        angles = torch.arange(max_position).float()[:, None] * frequencies[None, :]
+        cos, sin = config.rotary_tables(max_position, rope_divisors)
         embedding = tensors.packed["model.embed_tokens.weight"]
         self._model = PackedModel(
             PackedShape(
@@ -48,8 +45,8 @@ class PackedDecoder:
             [_layer(config, tensors, index) for index in range(config.num_layers)],
             tensors.vectors["model.norm.weight"],
             embedding if config.tie_embeddings else tensors.packed["lm_head.weight"],
-            angles.cos().numpy(),
-            angles.sin().numpy(),
+            cos.numpy(),
+            sin.numpy(),
             Team.shared(),
         )
 

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine import Engine, EngineConfig, SamplingParams, errors
+from engine.rope import RopeScaling, rotary_tables
 from engine.scheduler import StepPlan
 from tests.engine.tiny_models import CONFIGS, VOCAB_SIZE, save_tiny_model
 
@@ -61,17 +64,39 @@ def test_unknown_architecture_names_the_supported_ones(tmp_path: Path) -> None:
         Engine(EngineConfig(model=tmp_path))
 
 
-def test_unsupported_rope_scaling_is_refused_by_name(tmp_path: Path) -> None:
-    save_tiny_model("llama", tmp_path)
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"factor": 4.0, "original_max_position_embeddings": 64},
+        {"factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 0.7},
+        {"factor": 2.5, "original_max_position_embeddings": 100, "attention_factor": 0.8, "truncate": False},
+        {"factor": 8.0, "original_max_position_embeddings": 512, "beta_fast": 16, "beta_slow": 2, "truncate": True},
+        {"factor": None, "original_max_position_embeddings": 64},
+        {"factor": 4.0, "original_max_position_embeddings": 2},
+    ],
+)
+def test_yarns_angles_and_attention_factor_equal_transformers(rope: dict[str, float]) -> None:
+    parameters = {"rope_type": "yarn", "rope_theta": 1e6, **rope}
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "max_position_embeddings": 256}
+    frequencies, factor = ROPE_INIT_FUNCTIONS["yarn"](LlamaConfig(**shape, rope_parameters=parameters))
+    scaling = RopeScaling.of(parameters, 256, "test")
+    torch.testing.assert_close(scaling.frequencies(1e6, 64), frequencies, rtol=1e-6, atol=0)
+    cos, sin = rotary_tables(scaling, 1e6, 64, 50)
+    angles = torch.arange(50).float()[:, None] * frequencies
+    torch.testing.assert_close(cos, angles.cos() * factor)
+    torch.testing.assert_close(sin, angles.sin() * factor)
+
+
+def test_yarn_stretches_the_context_of_a_model_that_names_only_the_original_one(tmp_path: Path) -> None:
+    save_tiny_model("qwen3", tmp_path)
     path = tmp_path / "config.json"
     raw = json.loads(path.read_text())
     raw.pop("rope_parameters", None)
-    raw["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0}
+    # As Qwen's model cards tell to write it.
+    raw |= {"max_position_embeddings": 64, "rope_theta": 1e6}
+    raw["rope_scaling"] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     path.write_text(json.dumps(raw))
-    with pytest.raises(
-        errors.ModelLoadError, match=r"rope scaling 'yarn' is not supported; supported: default, linear"
-    ):
-        Engine(EngineConfig(model=tmp_path))
+    assert Engine(EngineConfig(model=tmp_path, device="cpu", num_kv_blocks=64)).max_model_len == 256
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:

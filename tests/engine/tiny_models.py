@@ -28,6 +28,7 @@ _LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 CONFIGS: dict[str, PretrainedConfig] = {
     "llama": LlamaConfig(**_SHAPE, tie_word_embeddings=False),
@@ -36,6 +37,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "llama-linear-rope": LlamaConfig(
         **_SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     ),
+    "qwen3-yarn-rope": Qwen3Config(**_SHAPE, head_dim=16, rope_parameters=_YARN_ROPE),
     "llama-bias": LlamaConfig(**_SHAPE, attention_bias=True, mlp_bias=True),
     "llama-head-dim": LlamaConfig(**_SHAPE, head_dim=16),
     "mistral-window": MistralConfig(**_SHAPE, sliding_window=7),
