@@ -16,7 +16,8 @@ from engine.errors import EngineError
 from engine.memory_plan import MemoryPlan, weight_bytes
 from engine.model_runner import pick_device
 from engine.packed_weights import why_not_packed
-from engine.step_decoder import PACKED, pick_format
+from engine.step_decoder import pick_format
+from engine.step_memory import PACKED
 from engine.weights import Checkpoint, open_checkpoint
 
 # Sequences are counted at the whole context and at these lengths.
@@ -61,8 +62,8 @@ class ModelSheet:
                 "device": plan.device,
                 "weight_format": plan.weight_format,
                 "max_model_len": plan.max_model_len,
-                "max_num_seqs": plan.max_num_seqs,
-                "max_num_batched_tokens": plan.max_num_batched_tokens,
+                "max_num_seqs": plan.size.max_num_seqs,
+                "max_num_batched_tokens": plan.size.max_num_batched_tokens,
                 "num_kv_blocks": plan.num_blocks,
                 "kv_tokens": plan.num_blocks * plan.block_size,
                 "needed_bytes": plan.needed_bytes(plan.num_blocks),
@@ -113,8 +114,8 @@ class ModelSheet:
         needed = plan.needed_bytes(plan.num_blocks)
         yield from ("", "With these settings")
         yield (
-            f"  up to {plan.max_num_seqs:,} sequences at once, {plan.num_blocks:,} blocks of {plan.block_size} tokens: "
-            f"{plan.num_blocks * plan.block_size:,} tokens"
+            f"  up to {plan.size.max_num_seqs:,} sequences at once, {plan.num_blocks:,} blocks of {plan.block_size} "
+            f"tokens: {plan.num_blocks * plan.block_size:,} tokens"
         )
         yield _sized(
             "needed" if needed <= plan.available_bytes else "needed: DOES NOT FIT, it would be refused", needed

@@ -122,9 +122,21 @@ class Settings(BaseSettings):
     kv_memory_bytes: int | None = Field(None, ge=1 << 20, description="Memory for the KV cache (default: by device).")
     num_kv_blocks: int | None = Field(None, ge=2, description="KV cache size in blocks; overrides kv_memory_bytes.")
     block_size: int = Field(16, ge=1, le=256, description="Tokens in a KV block.")
-    max_num_seqs: int = Field(16, ge=1, le=1024, description="Most requests that are decoded at the same time.")
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto", description="Type of the KV cache; fp8 takes half the memory of bfloat16 and is less precise."
+    )
+    max_num_seqs: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Most requests that are decoded at the same time (default: 16; on a GPU up to 256, by its memory).",
+    )
     max_queue_size: int = Field(256, ge=1, description="Most requests that wait for a turn; more are refused with 429.")
-    max_num_batched_tokens: int = Field(256, ge=16, description="Most tokens that one engine step computes.")
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=16,
+        description="Most tokens that one engine step computes (default: 256; on a GPU up to 8,192, by its memory).",
+    )
     speculation: Literal["ngram", "draft", "off"] = Field(
         "ngram", description="Where guesses at the next tokens come from: the text itself, a draft model, or nowhere."
     )

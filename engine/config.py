@@ -12,6 +12,7 @@ from engine.parameter_check import check_bool, check_integer, check_number, show
 # Of anything that is counted; more can not be meant, and memory and time are computed from it.
 MOST = 2**60
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "int4")
+KV_DTYPES = ("auto", "fp8")
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,15 @@ class EngineConfig:
         device: "cpu", "cuda", "cuda:N", or "auto" (a GPU where there is one).
         max_model_len: most tokens of prompt and answer together; None takes the model's own limit.
         block_size: tokens in one block of the KV pool.
+        kv_cache_dtype: of keys and values: "auto" (the model's) or "fp8" (e4m3 with a scale for each head, found out
+            when the model is loaded: half the memory of bfloat16, less precise; not with weights packed for CPUs).
         num_kv_blocks: blocks in the pool; None derives it from `kv_memory_bytes`.
         kv_memory_bytes: memory for keys and values; None takes a share of what is free.
-        max_num_seqs: sequences that run at once.
+        max_num_seqs: sequences that run at once; None is 16 on a CPU and up to 256 on a GPU, by its memory
+            (`engine.memory_plan.step_size`).
         max_num_batched_tokens: tokens computed in one step; longer prompts are chunked. A step cannot be interrupted,
-            so an abort waits for it: 256 tokens of a small model are about half a second of two CPU cores.
+            so an abort waits for it: 256 tokens of a small model are about half a second of two CPU cores. None is 256
+            on a CPU and up to 8,192 on a GPU.
         max_prefill_tokens_while_decoding: prompt tokens in a step in which another sequence decodes, so that a long
             prompt does not stall running answers: an upper bound, below which the share follows measured step times;
             None is a quarter of `max_num_batched_tokens`.
@@ -59,10 +64,11 @@ class EngineConfig:
     device: str = "auto"
     max_model_len: int | None = None
     block_size: int = 16
+    kv_cache_dtype: str = "auto"
     num_kv_blocks: int | None = None
     kv_memory_bytes: int | None = None
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 256
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
     max_prefill_tokens_while_decoding: int | None = None
     max_queue_size: int = 1024
     stall_timeout_s: float = 4.0
@@ -78,8 +84,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for field in (
             "block_size",
-            "max_num_seqs",
-            "max_num_batched_tokens",
             "max_queue_size",
             "num_draft_tokens",
             "max_speculative_rows",
@@ -89,6 +93,8 @@ class EngineConfig:
             "max_model_len",
             "num_kv_blocks",
             "kv_memory_bytes",
+            "max_num_seqs",
+            "max_num_batched_tokens",
             "max_prefill_tokens_while_decoding",
             "default_max_tokens",
         ):
@@ -104,6 +110,10 @@ class EngineConfig:
         self._check_speculation()
         if self.dtype not in DTYPES:
             raise InvalidParameterError("dtype", f"must be one of {', '.join(DTYPES)}, got {shown(self.dtype)}")
+        if self.kv_cache_dtype not in KV_DTYPES:
+            raise InvalidParameterError(
+                "kv_cache_dtype", f"must be one of {', '.join(KV_DTYPES)}, got {shown(self.kv_cache_dtype)}"
+            )
 
     def _check_speculation(self) -> None:
         if self.speculation not in ("ngram", "draft", "off"):
@@ -116,8 +126,3 @@ class EngineConfig:
                 f'goes with speculation="draft", which needs it; got draft_model={self.draft_model!r} with '
                 f"speculation={self.speculation!r}",
             )
-
-    @property
-    def prefill_share(self) -> int:
-        """Prompt tokens allowed in a step in which another sequence decodes."""
-        return self.max_prefill_tokens_while_decoding or max(1, self.max_num_batched_tokens // 4)

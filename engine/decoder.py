@@ -15,10 +15,21 @@ from torch.nn.functional import embedding
 from engine.errors import StepAbandonedError
 from engine.linear import Linear
 from engine.model_config import ModelConfig
-from engine.quantized_linear import FLOAT8, Float8Linear, Int4Linear
+from engine.quantized_linear import FLOAT8, Float8Linear, Int4Linear, int4_linear
 from engine.step_batch import StepBatch
-from engine.step_graphs import PARTS_BYTES, CudaRecorder, GraphInputs, Record, StepGraphs
-from kernels import AttentionBatch, PagedAttention, add_rms_norm, rms_norm, rope_and_write_kv, silu_and_mul, uses_triton
+from engine.step_graphs import CudaRecorder, GraphInputs, Record, StepGraphs
+from kernels import (
+    AttentionBatch,
+    KVPool,
+    PagedAttention,
+    add_rms_norm,
+    rms_norm,
+    rope_and_write_kv,
+    silu_and_mul,
+    uses_triton,
+)
+from kernels.int4_matmul import Int4Weight
+from kernels.kv_pool import FLOAT8_MAX
 
 
 class DecoderLayer:
@@ -33,19 +44,26 @@ class DecoderLayer:
         halved: bool,
         deterministic: bool,
         rounded_to: str | None,
+        int4: Mapping[str, Int4Weight],
     ) -> None:
         prefix = f"model.layers.{index}."
+        dtype = tensors["model.embed_tokens.weight"].dtype
 
         def get(name: str) -> Tensor | None:
             return tensors.get(prefix + name)
 
-        def fused(*names: str) -> Linear | Float8Linear | Int4Linear:
-            bias = get(names[0] + ".bias")
-            biases = None if bias is None else torch.cat([tensors[prefix + name + ".bias"] for name in names])
-            weight = torch.cat([tensors[prefix + name + ".weight"] for name in names])
-            if rounded_to is not None:
-                return (Float8Linear if rounded_to == FLOAT8 else Int4Linear)(weight, biases)
-            return Linear(weight, biases, halved=halved, deterministic=deterministic)
+        def fused(*names: str) -> Callable[[Tensor], Tensor]:
+            weights = [f"{prefix}{name}.weight" for name in names]
+            given = [tensors.get(f"{prefix}{name}.bias") for name in names]
+            biases = [bias for bias in given if bias is not None] or None
+            if all(name in int4 for name in weights):
+                return int4_linear([int4[name] for name in weights], biases)
+            # Stored in 4 bits in part only: computed as what is not.
+            weight = torch.cat([int4[w].dense(dtype) if w in int4 else tensors[w] for w in weights])
+            bias = None if biases is None else torch.cat(biases)
+            if rounded_to is None or int4:
+                return Linear(weight, bias, halved=halved, deterministic=deterministic)
+            return Float8Linear(weight, bias) if rounded_to == FLOAT8 else Int4Linear.rounded(weight, bias)
 
         self.config = config
         self.deterministic = deterministic
@@ -60,7 +78,7 @@ class DecoderLayer:
         self.k_norm = get("self_attn.k_norm.weight")
 
     def __call__(
-        self, hidden: Tensor, residual: Tensor | None, step: StepTensors, k_pool: Tensor, v_pool: Tensor
+        self, hidden: Tensor, residual: Tensor | None, step: StepTensors, pool: KVPool
     ) -> tuple[Tensor, Tensor]:
         """hidden: [tokens, hidden], the last layer's output; returns this layer's and the residual it adds to."""
         config, eps = self.config, self.config.rms_norm_eps
@@ -71,8 +89,8 @@ class DecoderLayer:
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         qkv = self.qkv(normed).view(-1, heads + 2 * kv_heads, head_dim)
         q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
-        q = rope_and_write_kv(q, k, v, step.cos, step.sin, k_pool, v_pool, step.slots, self.q_norm, self.k_norm, eps)
-        attended = step.attention(q, k_pool, v_pool, self.window)
+        q = rope_and_write_kv(q, k, v, step.cos, step.sin, pool, step.slots, self.q_norm, self.k_norm, eps)
+        attended = step.attention(q, pool, self.window)
         hidden = self.output(attended.reshape(-1, heads * head_dim))
         normed, residual = add_rms_norm(hidden, residual, self.post_norm, eps)
         return self.down(self._activate(self.gate_up(normed))), residual
@@ -98,7 +116,8 @@ class StepTensors:
 class Decoder:
     """All layers with embeddings and head, in torch, and one pool of keys and values for each layer.
 
-    `halved` and `deterministic` are `Linear`'s; `rounded_to` is one of `engine.quantized_linear.FORMATS`, for GPUs.
+    `halved` and `deterministic` are `Linear`'s; `rounded_to` is one of `engine.quantized_linear.FORMATS`, for GPUs;
+    `int4` are matrices that are stored in 4 bits and not among `tensors`: then no other is rounded.
     """
 
     def __init__(
@@ -111,12 +130,21 @@ class Decoder:
         halved: bool = False,
         deterministic: bool = False,
         rounded_to: str | None = None,
+        int4: Mapping[str, Int4Weight] | None = None,
     ) -> None:
         self.config = config
         self.deterministic = deterministic
         self.embeddings = tensors["model.embed_tokens.weight"]
         self.layers = [
-            DecoderLayer(config, tensors, index, halved=halved, deterministic=deterministic, rounded_to=rounded_to)
+            DecoderLayer(
+                config,
+                tensors,
+                index,
+                halved=halved,
+                deterministic=deterministic,
+                rounded_to=rounded_to,
+                int4=int4 or {},
+            )
             for index in range(config.num_layers)
         ]
         self.norm = tensors["model.norm.weight"]
@@ -125,22 +153,48 @@ class Decoder:
         cos, sin = config.rotary_tables(max_position, rope_divisors)
         self.cos, self.sin = (table.unsqueeze(1).to(self.embeddings.device) for table in (cos, sin))
         seen: dict[int, int] = {tensor.data_ptr(): tensor.numel() for tensor in tensors.values()}
-        self.num_parameters = sum(seen.values())
-        self.pools: list[tuple[Tensor, Tensor]] = []
+        self.num_parameters = sum(seen.values()) + sum(8 * weight.words.numel() for weight in (int4 or {}).values())
+        self.pools: list[KVPool] = []
+        self._kv_scales: list[tuple[Tensor, Tensor]] = []
         self.graphs: StepGraphs | None = None
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Of the pools: the model's, or float8 once it has been calibrated."""
+        return torch.float8_e4m3fn if self._kv_scales else self.embeddings.dtype
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token's keys and values take in all layers."""
-        return self.config.kv_bytes_per_token(self.embeddings.dtype.itemsize)
+        return self.config.kv_bytes_per_token(self.kv_dtype.itemsize)
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the pools: each layer's (keys, values), [num_blocks, kv_heads, block_size, head_dim], zeroed."""
         shape = (num_blocks, self.config.num_kv_heads, block_size, self.config.head_dim)
-        dtype, device = self.embeddings.dtype, self.embeddings.device
+        dtype, device = self.kv_dtype, self.embeddings.device
+        unscaled: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * self.config.num_layers
         self.pools = [
-            (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(self.config.num_layers)
+            KVPool(_zeros(shape, dtype, device), _zeros(shape, dtype, device), *scales)
+            for scales in [*self._kv_scales] or unscaled
         ]
+
+    def calibrate_float8(self, token_ids: list[int]) -> None:
+        """Keep keys and values in float8 from now on, each head scaled by the largest number it has in these tokens.
+
+        float8 e4m3 has 3 bits of precision over 15 powers of two, so that what matters of a scale is that nothing is
+        cut off above: twice the largest number seen here still fits.
+        """
+        batch = StepBatch(16)
+        batch.add(token_ids, 0, list(range(-(-len(token_ids) // 16))))
+        batch.rows.append(len(token_ids) - 1)
+        self.allocate(len(batch.block_tables[0]), 16)
+        self.forward(batch)
+
+        def scale(values: Tensor) -> Tensor:
+            return (values.float().abs().amax((0, 2, 3)) * (2 / FLOAT8_MAX)).clamp(min=1e-8)
+
+        self._kv_scales = [(scale(pool.k), scale(pool.v)) for pool in self.pools]
+        self.pools = []
 
     def record_graphs(
         self,
@@ -156,17 +210,18 @@ class Decoder:
 
         For Triton kernels only. `record` is for tests: what records in place of `CudaRecorder`.
         """
-        from kernels.gpu.attention_tiles import SPLIT
+        from kernels.gpu.attention_tiles import SPLIT, max_items
         from kernels.gpu.paged_attention import block_m, make_parts
 
         self.graphs = None
         self.allocate(num_blocks + 1, block_size)
         config, device = self.config, self.embeddings.device
         groups = config.num_heads // config.num_kv_heads
-        item_bytes = 4 * config.num_kv_heads * block_m(max_query_len, groups, deterministic=False) * config.head_dim
-        max_items = max(max_tokens, min(max_tokens * -(-max_context_len // SPLIT), PARTS_BYTES // item_bytes))
+        widest = block_m(max_query_len, groups, deterministic=False)
+        most = min(max_tokens * -(-max_context_len // SPLIT), max_items(config.num_kv_heads, widest, config.head_dim))
+        most = max(max_tokens, most)
         parts = {
-            rows: make_parts(max_items, config.num_kv_heads, rows, config.head_dim, device)
+            rows: make_parts(most, config.num_kv_heads, rows, config.head_dim, device)
             for rows in {block_m(length, groups, deterministic=False) for length in (1, max_query_len)}
         }
         with torch.inference_mode():
@@ -177,7 +232,7 @@ class Decoder:
                 max_tokens=max_tokens,
                 max_query_len=max_query_len,
                 max_context_len=max_context_len,
-                max_items=max_items,
+                max_items=most,
                 block_size=block_size,
                 groups=groups,
                 dummy_block=num_blocks,
@@ -194,7 +249,7 @@ class Decoder:
             inputs.block_tables,
             inputs.tiles,
             inputs.items,
-            inputs.num_items,
+            inputs.counts,
             block_m,
             True,
             *parts,
@@ -202,8 +257,8 @@ class Decoder:
         attention = PagedAttention.of_plan(plan, config.num_heads, config.num_kv_heads, config.scale)
         step = StepTensors(self.cos[inputs.positions], self.sin[inputs.positions], inputs.slots, attention)
         hidden, residual = embedding(inputs.token_ids, self.embeddings), None
-        for layer, (k_pool, v_pool) in zip(self.layers, self.pools, strict=True):
-            hidden, residual = layer(hidden, residual, step, k_pool, v_pool)
+        for layer, pool in zip(self.layers, self.pools, strict=True):
+            hidden, residual = layer(hidden, residual, step, pool)
         assert residual is not None, "a decoder has at least one layer"
         return add_rms_norm(hidden, residual, self.norm, config.rms_norm_eps)[0]
 
@@ -216,9 +271,11 @@ class Decoder:
         if self.graphs is not None:
             if is_abandoned is not None and is_abandoned():
                 raise StepAbandonedError("every request of this step has been aborted")
+            # Before the replay: bringing them over waits for what the device is doing.
+            rows = self._ids(batch.rows) if len(batch.rows) != len(batch.token_ids) else None
             states = self.graphs.replay(batch)
             if states is not None:
-                asked = states if len(batch.rows) == len(states) else states[self._ids(batch.rows)]
+                asked = states if rows is None else states[rows]
                 replayed: Tensor = self.head(asked).float()
                 return replayed
         config, device = self.config, self.embeddings.device
@@ -232,10 +289,10 @@ class Decoder:
         positions, rows = self._ids(batch.positions), self._ids(batch.rows)
         step = StepTensors(self.cos[positions], self.sin[positions], self._ids(batch.slots), attention)
         hidden, residual = embedding(self._ids(batch.token_ids), self.embeddings), None
-        for layer, (k_pool, v_pool) in zip(self.layers, self.pools, strict=True):
+        for layer, pool in zip(self.layers, self.pools, strict=True):
             if is_abandoned is not None and is_abandoned():
                 raise StepAbandonedError("every request of this step has been aborted")
-            hidden, residual = layer(hidden, residual, step, k_pool, v_pool)
+            hidden, residual = layer(hidden, residual, step, pool)
         assert residual is not None, "a decoder has at least one layer"
         final, _ = add_rms_norm(hidden[rows], residual[rows], self.norm, config.rms_norm_eps)
         logits: Tensor = self.head(final).float()

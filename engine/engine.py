@@ -65,9 +65,8 @@ class Engine:
         self.kv_cache = KVCache(
             self.runner.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
         )
-        self.scheduler = Scheduler(
-            self.kv_cache, config.max_num_seqs, config.max_num_batched_tokens, config.prefill_share
-        )
+        size = self.runner.memory_plan.size
+        self.scheduler = Scheduler(self.kv_cache, size.max_num_seqs, size.max_num_batched_tokens, size.prefill_share)
         self.grammars = GrammarCompiler(self.tokenizer, self.runner.model_config.vocab_size)
         self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size)
         drafter = self._make_drafter()
@@ -262,11 +261,12 @@ class Engine:
         self.num_steps += 1
         try:
             scheduled = {request.request_id for request in plan.requests}
-            if self.speculator is not None:
-                self.speculator.draft(plan, self.scheduler)
-            self._prepare_masks(plan)
-            complete, logits = self.runner.run(plan, lambda: self._is_abandoned(scheduled))
-            choices = self.sampler.sample(complete, logits)
+            with self.runner.on_device():
+                if self.speculator is not None:
+                    self.speculator.draft(plan, self.scheduler)
+                self._prepare_masks(plan)
+                complete, logits = self.runner.run(plan, lambda: self._is_abandoned(scheduled))
+                choices = self.sampler.sample(complete, logits)
         except StepAbandonedError:
             # Nothing has been counted or published, so the requests stand as they stood until their abort takes them.
             for request in plan.requests:

@@ -14,10 +14,9 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import InsufficientMemoryError, InvalidParameterError
-from engine.model_config import ModelConfig
 from engine.packed_weights import packed_shape
-from engine.quantized_linear import FORMATS
-from engine.step_decoder import PACKED
+from engine.quantized_linear import INT4
+from engine.step_memory import PACKED, StepMemory, StepSize, itemsize_of, step_memory, step_size
 from engine.weights import Checkpoint
 
 # Keys and values on a CPU, where nobody says how much: at most this much, and at most a quarter of what fits.
@@ -42,7 +41,9 @@ def weight_bytes(checkpoint: Checkpoint, weight_format: str, *, halved: bool = F
     """
     if weight_format == PACKED:
         return sum(_packed_bytes(checkpoint, name) for name in checkpoint.shapes)
-    total = checkpoint.num_parameters * _itemsize(weight_format)
+    if weight_format == INT4 and checkpoint.int4_group is not None:
+        return sum(_int4_bytes(checkpoint, name) for name in checkpoint.shapes)
+    total = checkpoint.num_parameters * itemsize_of(weight_format)
     if not halved:
         return total
     copied = sum(math.prod(shape) for shape in checkpoint.shapes.values() if len(shape) == 2)
@@ -58,10 +59,13 @@ def _packed_bytes(checkpoint: Checkpoint, name: str) -> int:
     return math.prod(packed_shape(shape, is_int4=name in checkpoint.int4_names))
 
 
-def _itemsize(weight_format: str) -> int:
-    """Of the numbers that are computed with; weights that are rounded when they are loaded come as bfloat16."""
-    dtype: torch.dtype = torch.bfloat16 if weight_format in FORMATS else getattr(torch, weight_format)
-    return dtype.itemsize
+def _int4_bytes(checkpoint: Checkpoint, name: str) -> int:
+    """Of a tensor of a checkpoint whose 4 bits are kept: codes, with a scale and a zero for each group."""
+    size = math.prod(checkpoint.shapes[name])
+    if name not in checkpoint.int4_stored:
+        return itemsize_of(INT4) * size
+    assert checkpoint.int4_group is not None, "4 bits are stored in groups"
+    return size // 2 + 4 * (size // checkpoint.int4_group)
 
 
 def _loading_bytes(checkpoint: Checkpoint, weight_format: str) -> int:
@@ -70,51 +74,11 @@ def _loading_bytes(checkpoint: Checkpoint, weight_format: str) -> int:
     if weight_format == PACKED:
         # One matrix as floats, its codes and their order; then all packed bytes once more, to be kept beside the model.
         return 0 if checkpoint.packed_is_kept else max(weight_bytes(checkpoint, PACKED), 12 * largest)
+    if weight_format == INT4 and checkpoint.int4_group is not None:
+        return weight_bytes(checkpoint, INT4) // 2 + 4 * largest
     # Matrices that one product shares are copied into one; and one tensor is float32 while it is converted.
     fused = sum(math.prod(shape) for name, shape in checkpoint.shapes.items() if name.endswith(_FUSED))
-    return fused * _itemsize(weight_format) + 4 * largest
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Activations of the largest step: `fixed_bytes`, and `bytes_per_context_token` for the longest context in it."""
-
-    fixed_bytes: int
-    bytes_per_context_token: int
-
-    def at(self, context_len: int) -> int:
-        return self.fixed_bytes + context_len * self.bytes_per_context_token
-
-    def __add__(self, other: StepMemory) -> StepMemory:
-        return StepMemory(
-            self.fixed_bytes + other.fixed_bytes, self.bytes_per_context_token + other.bytes_per_context_token
-        )
-
-
-def step_memory(config: ModelConfig, weight_format: str, engine: EngineConfig) -> StepMemory:
-    """Peak activations of a step of `max_num_batched_tokens` tokens from `max_num_seqs` sequences."""
-    tokens, hidden, inner = engine.max_num_batched_tokens, config.hidden_size, config.intermediate_size
-    q_width = config.num_heads * config.head_dim
-    qkv_width = q_width + 2 * config.num_kv_heads * config.head_dim
-    logit_rows = min(tokens, max(engine.max_num_seqs, engine.max_speculative_rows))
-    # As computed, as float32 or a copy of it, and as the sampler edits and sorts it.
-    logits = 3 * 4 * logit_rows * config.vocab_size
-    if weight_format == PACKED:
-        from kernels.packed.layout import SPLIT
-
-        # `PackedModel._reserve`: float32 buffers, codes of the widest product with their sums, attention's partials.
-        widest = max(hidden, inner, q_width)
-        row_bytes = 4 * (2 * hidden + qkv_width + 2 * inner) + widest + widest // 4
-        split_bytes = 4 * tokens * config.num_heads * (config.head_dim + 16)
-        return StepMemory(tokens * row_bytes + logits + split_bytes, -(-split_bytes // SPLIT))
-    itemsize = _itemsize(weight_format)
-    # Residual, normed, attention's output and the layer's; q, k and v before and after rotation; the gated layer.
-    row_bytes = itemsize * (4 * hidden + 2 * qkv_width + 3 * inner)
-    # A prompt's mask, as bool and as numbers; the blocks of every sequence, gathered and put in order.
-    groups = config.num_heads // config.num_kv_heads
-    mask_bytes = groups * tokens * (1 + itemsize)
-    gathered_bytes = 4 * engine.max_num_seqs * config.num_kv_heads * config.head_dim * itemsize
-    return StepMemory(tokens * row_bytes + logits, mask_bytes + gathered_bytes)
+    return fused * itemsize_of(weight_format) + 4 * largest
 
 
 @dataclass(frozen=True)
@@ -141,8 +105,7 @@ class MemoryPlan:
     kv_bytes_per_token: int
     block_size: int
     max_model_len: int
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    size: StepSize
     fixed_context: bool
     num_blocks: int = 0
 
@@ -159,13 +122,22 @@ class MemoryPlan:
         """The plan for a checkpoint in the format it will be served in, with `available` bytes of memory.
 
         Raises:
-            InvalidParameterError: `kv_memory_bytes` holds fewer than the two blocks that are needed.
+            InvalidParameterError: `kv_memory_bytes` holds fewer than the two blocks that are needed, or the format of
+                weights does not go with `kv_cache_dtype`.
         """
         models = [(checkpoint, weight_format, engine.dtype == "auto" and not engine.deterministic)]
         models += [(*draft, True)] if draft is not None else []
         weights = [weight_bytes(*model[:2], halved=_is_halved(device, *model[1:])) for model in models]
+        if engine.kv_cache_dtype == "fp8" and weight_format == PACKED:
+            raise InvalidParameterError(
+                "kv_cache_dtype",
+                '"fp8" does not go with weights packed for CPUs, whose keys and values are float16: leave it "auto", '
+                'or choose dtype "float32" or "bfloat16"',
+            )
         limit = checkpoint.config.max_position
         max_model_len = min(engine.max_model_len or limit, limit)
+        shapes = [(model.config, kind) for model, kind, _ in models]
+        size = step_size(engine, device, available, shapes, max_model_len)
         rope_bytes = sum(4 * max_model_len * model.config.head_dim for model, *_ in models)
         plan = cls(
             model=checkpoint.name,
@@ -177,14 +149,14 @@ class MemoryPlan:
             # One after the other, so the second's comes on top of the first's weights only.
             loading_bytes=max(_loading_bytes(*model[:2]) for model in models),
             overhead_bytes=(GPU_OVERHEAD_BYTES if device.type == "cuda" else CPU_OVERHEAD_BYTES) + rope_bytes,
-            step=_sum(step_memory(model.config, kind, engine) for model, kind, _ in models),
+            step=_sum(step_memory(*shape, size, device) for shape in shapes),
             kv_bytes_per_token=sum(
-                model.config.kv_bytes_per_token(2 if kind == PACKED else _itemsize(kind)) for model, kind, _ in models
+                config.kv_bytes_per_token(_kv_itemsize(kind, engine.kv_cache_dtype if index == 0 else "auto"))
+                for index, (config, kind) in enumerate(shapes)
             ),
             block_size=engine.block_size,
             max_model_len=max_model_len,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
+            size=size,
             fixed_context=engine.max_model_len is not None,
         )
         return replace(plan, num_blocks=plan._pool_size(engine))
@@ -239,8 +211,8 @@ class MemoryPlan:
         return [
             *parts,
             (
-                f"activations: {self.max_num_batched_tokens:,} tokens a step, {self.max_num_seqs:,} sequences, "
-                f"the longest of {context:,} tokens",
+                f"activations: {self.size.max_num_batched_tokens:,} tokens a step, {self.size.max_num_seqs:,} "
+                f"sequences, the longest of {context:,} tokens",
                 self.activation_bytes(num_blocks),
             ),
             (
@@ -260,7 +232,7 @@ class MemoryPlan:
         if engine.num_kv_blocks is not None:
             return engine.num_kv_blocks
         # More than every sequence at full length can never be used; two are needed for anything to run.
-        useful = max(2, engine.max_num_seqs * self.blocks_of_context)
+        useful = max(2, self.size.max_num_seqs * self.blocks_of_context)
         if engine.kv_memory_bytes is not None:
             num_blocks = min(engine.kv_memory_bytes // self.block_bytes, useful)
             if num_blocks < 2:
@@ -277,6 +249,12 @@ class MemoryPlan:
             memory = min(CPU_KV_BYTES, max(int(fitting * CPU_KV_SHARE), CPU_KV_LEAST_BYTES), fitting)
         least = self.blocks_of_context if self.fixed_context else 2
         return min(max(memory // self.block_bytes, least), useful)
+
+
+def _kv_itemsize(weight_format: str, kv_cache_dtype: str) -> int:
+    if kv_cache_dtype == "fp8":
+        return 1
+    return 2 if weight_format == PACKED else itemsize_of(weight_format)
 
 
 def _is_halved(device: torch.device, weight_format: str, wanted: bool) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -22,8 +24,12 @@ from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder, load_decoder, pick_format
 from engine.weights import Checkpoint, open_checkpoint
 from kernels import packed, uses_triton
+from kernels.sampling import Draw, Penalty, penalize_rows, sample_rows
 
 log = logging.getLogger(__name__)
+
+# Tokens from which the scales of float8 keys and values are taken.
+CALIBRATION_TOKENS = 512
 
 
 class ModelRunner:
@@ -49,11 +55,7 @@ class ModelRunner:
         self.model_name = checkpoint.name
         self.tokenizer = checkpoint.tokenizer
         self.model_config = checkpoint.config
-        self.weight_format = pick_format(checkpoint, config.dtype, self.device, config.block_size)
-        draft = self._open_draft(config)
-        self.memory_plan = MemoryPlan.of(
-            config, self.device, available_bytes(self.device), checkpoint, self.weight_format, draft
-        )
+        draft = self._plan(config, checkpoint)
         try:
             self.memory_plan.check()
         except InsufficientMemoryError as error:
@@ -65,15 +67,25 @@ class ModelRunner:
                 f"{error.needed_bytes:,}",
             )
             self.device = torch.device("cpu")
-            self.weight_format = pick_format(checkpoint, config.dtype, self.device, config.block_size)
-            draft = self._open_draft(config)
-            self.memory_plan = MemoryPlan.of(
-                config, self.device, available_bytes(self.device), checkpoint, self.weight_format, draft
-            )
+            draft = self._plan(config, checkpoint)
             self.memory_plan.check()
         self.max_model_len = self.memory_plan.max_model_len
         self.num_blocks = self.memory_plan.num_blocks
         self.block_size = config.block_size
+        self.draft_decoder: StepDecoder | None = None
+        with self.on_device():
+            self._load(config, checkpoint, draft)
+
+    def _plan(self, config: EngineConfig, checkpoint: Checkpoint) -> tuple[Checkpoint, str] | None:
+        """Choose the format of the weights and count the memory, for `self.device`; returns the draft model."""
+        self.weight_format = pick_format(checkpoint, config.dtype, self.device, config.block_size)
+        draft = self._open_draft(config)
+        self.memory_plan = MemoryPlan.of(
+            config, self.device, available_bytes(self.device), checkpoint, self.weight_format, draft
+        )
+        return draft
+
+    def _load(self, config: EngineConfig, checkpoint: Checkpoint, draft: tuple[Checkpoint, str] | None) -> None:
         self.decoder = load_decoder(
             checkpoint,
             self.weight_format,
@@ -82,7 +94,9 @@ class ModelRunner:
             halved=config.dtype == "auto" and not config.deterministic,
             exact=config.deterministic,
         )
-        self.draft_decoder: StepDecoder | None = None
+        if config.kv_cache_dtype == "fp8":
+            assert isinstance(self.decoder, Decoder), "the memory plan refuses float8 beside packed weights"
+            self.decoder.calibrate_float8(self._calibration_ids())
         if draft is not None:
             # Nothing depends on the draft model's last bits, so it computes in what is fastest here.
             self.draft_decoder = load_decoder(
@@ -94,6 +108,34 @@ class ModelRunner:
             self.decoder.allocate(self.num_blocks, self.block_size)
         if self.draft_decoder is not None:
             self.draft_decoder.allocate(self.num_blocks, self.block_size)
+        if self.device.type == "cuda":
+            self._warm_up()
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Kernels are launched on the thread's current device, which has to be the model's."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _calibration_ids(self) -> list[int]:
+        """Random tokens behind the one that begins a text, whose keys and values are like no other's."""
+        draw = random.Random(0)
+        count = min(CALIBRATION_TOKENS, self.max_model_len)
+        ids = self.tokenizer.encode("", add_bos=True)
+        return (ids + [draw.randrange(self.tokenizer.vocab_size) for _ in range(count)])[:count]
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Have every kernel compiled that a step may need: while a request waits, it would look like a stall."""
+        size = self.memory_plan.size.max_num_batched_tokens
+        limit = min(size, self.max_model_len, self.num_blocks * self.block_size)
+        for decoder in filter(None, (self.decoder, self.draft_decoder)):
+            # Of every kind of tile: for one row, for few and for many, and with keys in more than one split.
+            for num_tokens in sorted({min(count, limit) for count in (1, 32, 128, 1024)}):
+                batch = StepBatch(self.block_size)
+                batch.add([0] * num_tokens, 0, list(range(-(-num_tokens // self.block_size))))
+                batch.rows.append(num_tokens - 1)
+                logits = decoder.forward(batch)
+        penalize_rows(logits, [Penalty([0], [0], 1.1, 0.1, 0.1)])
+        sample_rows(logits, [Draw(0.8, 2, 0.9, 0.1, 0, 0)])
 
     def _records(self, decoder: StepDecoder, config: EngineConfig) -> bool:
         """Whether steps are replayed as CUDA graphs: not in deterministic mode, since bits differ between buckets."""
@@ -113,15 +155,15 @@ class ModelRunner:
             decoder.record_graphs(
                 num_blocks,
                 block_size,
-                max_tokens=max(config.max_num_seqs, config.max_speculative_rows),
+                max_tokens=max(self.memory_plan.size.max_num_seqs, config.max_speculative_rows),
                 max_query_len=1 if config.speculation == "off" else 1 + config.num_draft_tokens,
                 max_context_len=self.max_model_len,
             )
 
         # A draft model's pool grows with the target's: then the plan's count, made before loading, holds.
         if config.num_kv_blocks is None and config.kv_memory_bytes is None and self.draft_decoder is None:
-            measured = self._measure(config, decoder, record)
-            useful = config.max_num_seqs * self.memory_plan.blocks_of_context
+            measured = self._measure(decoder, record)
+            useful = self.memory_plan.size.max_num_seqs * self.memory_plan.blocks_of_context
             self.num_blocks = min(measured.num_blocks, max(2, useful))
             if self.num_blocks < 2:
                 parts = [("the largest step", measured.step_bytes), ("graphs", measured.graph_bytes)]
@@ -129,13 +171,14 @@ class ModelRunner:
                 raise InsufficientMemoryError(self.model_name, parts, needed, measured.free_bytes)
         record(self.num_blocks)
 
-    def _measure(self, config: EngineConfig, decoder: Decoder, record: Callable[[int], None]) -> MeasuredPool:
-        tokens, size = config.max_num_batched_tokens, self.block_size
+    def _measure(self, decoder: Decoder, record: Callable[[int], None]) -> MeasuredPool:
+        step, size = self.memory_plan.size, self.block_size
+        tokens = step.max_num_batched_tokens
         num_blocks = -(-tokens // size)
         batch, table = StepBatch(size), list(range(num_blocks))
         for start in range(0, tokens, self.max_model_len):
             batch.add([0] * min(self.max_model_len, tokens - start), 0, table)
-        batch.rows += range(max(0, tokens - max(config.max_num_seqs, config.max_speculative_rows)), tokens)
+        batch.rows += range(tokens - step.logit_rows, tokens)
 
         def free() -> int:
             decoder.graphs = None

@@ -13,14 +13,13 @@ from engine.decoder import Decoder
 from engine.errors import InvalidParameterError
 from engine.model_config import ModelConfig
 from engine.packed_weights import why_not_packed
-from engine.quantized_linear import FORMATS
+from engine.quantized_linear import FORMATS, INT4
 from engine.step_batch import StepBatch
+from engine.step_memory import PACKED
 from engine.weights import Checkpoint
-from kernels import packed, uses_triton
+from kernels import packed, runs_triton
 
 log = logging.getLogger(__name__)
-
-PACKED = "packed"
 
 
 class StepDecoder(Protocol):
@@ -48,7 +47,7 @@ def pick_format(checkpoint: Checkpoint, dtype: str, device: torch.device, block_
 
     Raises InvalidParameterError if what was asked for is nothing that this model, device or machine can have.
     """
-    if dtype in FORMATS and not uses_triton(torch.empty(0, device=device)):
+    if dtype in FORMATS and not runs_triton(device):
         raise InvalidParameterError(
             "dtype",
             f'"{dtype}" needs an NVIDIA GPU with Triton kernels; this model is computed by torch on {device.type}',
@@ -62,6 +61,8 @@ def pick_format(checkpoint: Checkpoint, dtype: str, device: torch.device, block_
         log.warning("weights are unpacked, which is slower: model=%s reason=%s", checkpoint.name, reason)
     if dtype != "auto":
         return dtype
+    if checkpoint.int4_group is not None and runs_triton(device):
+        return INT4
     if device.type == "cuda":
         # Older cards compute bfloat16 by detours.
         return "bfloat16" if torch.cuda.get_device_capability(device) >= (8, 0) else "float16"
@@ -90,12 +91,15 @@ def load_decoder(
     # Triton's interpreter on a CPU knows no bfloat16.
     rounded_from = torch.bfloat16 if device.type == "cuda" else torch.float32
     dtype: torch.dtype = rounded_from if rounded_to else getattr(torch, weight_format)
+    int4 = checkpoint.int4_tensors(device) if weight_format == INT4 else {}
+    int4.pop("lm_head.weight", None)  # the head is computed as floats, however it is stored
     return Decoder(
         checkpoint.config,
-        checkpoint.tensors(dtype, device),
+        checkpoint.tensors(dtype, device, without=int4),
         max_position=max_position,
         rope_divisors=checkpoint.rope_divisors,
         halved=halved and device.type == "cpu" and dtype == torch.float32,
         deterministic=exact,
         rounded_to=rounded_to,
+        int4=int4,
     )

@@ -29,9 +29,6 @@ Run = Callable[[], Tensor]
 # Makes of a function over fixed tensors one that repeats its kernels, and returns the same output tensor.
 Record = Callable[[Run], Run]
 
-# Room for results of splits, shared by all graphs; a step with more splits is computed without a graph.
-PARTS_BYTES = 128 << 20
-
 
 def buckets_up_to(most: int) -> list[int]:
     """1, 2, 4, 8, 16, 24, … and `most`: fine enough that padding costs little."""
@@ -51,7 +48,8 @@ class CudaRecorder:
             run()  # what is compiled or allocated on first use must not be recorded
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Of this thread only: what others do meanwhile (an index, an embedding model) must not end the recording.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
         self._pool = self._pool or graph.pool()
 
@@ -68,8 +66,8 @@ class GraphInputs:
 
     Attributes:
         token_ids, positions, slots: [tokens].
-        starts: [sequences + 1]; context_lens: [sequences]; tiles: [tiles, 4]; items: [items, 2]; num_items: [1]: see
-            `kernels.gpu.attention_tiles`.
+        starts: [sequences + 1]; context_lens: [sequences]; tiles: [tiles, 4]; items: [items, 2]; counts: [2]: see
+            `kernels.gpu.paged_attention.AttentionPlan`.
         block_tables: [sequences, blocks of the longest context].
     """
 
@@ -80,7 +78,7 @@ class GraphInputs:
     context_lens: Tensor
     tiles: Tensor
     items: Tensor
-    num_items: Tensor
+    counts: Tensor
     block_tables: Tensor
 
 
@@ -90,7 +88,7 @@ class StepGraphs:
     Args:
         run_layers: computes the final hidden states [tokens, hidden] from inputs as they lie in the buffers; given the
             inputs (cut to a bucket), and the rows × heads of an attention tile.
-        max_items: items (tiles × splits) that a step may have; one with more is computed without a graph.
+        max_items: items (tiles × splits) that a step may have; where there were more, splits get longer.
         groups: query heads of a key/value head.
         dummy_block: a block of the pool that belongs to nobody and holds finite numbers.
     """
@@ -127,7 +125,7 @@ class StepGraphs:
             "context_lens": max_tokens,
             "tiles": 4 * max_tokens,
             "items": 2 * self.max_items,
-            "num_items": 1,
+            "counts": 2,
         }
         total = sum(self._sizes.values())
         pinned = device.type == "cuda"
@@ -135,6 +133,9 @@ class StepGraphs:
         # in use is copied.
         self._host = torch.zeros(total, dtype=torch.int32, pin_memory=pinned)
         self._host_tables = torch.zeros(max_tokens * width, dtype=torch.int32, pin_memory=pinned)
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+        self._width = 0
+        self._written: dict[int, list[int]] = {}
         self._on_device = torch.zeros(total, dtype=torch.int32, device=device)
         self._staged_tables = torch.zeros(max_tokens * width, dtype=torch.int32, device=device)
         sizes = list(self._sizes.values())
@@ -163,7 +164,7 @@ class StepGraphs:
             whole.context_lens[:bucket],
             whole.tiles[:bucket],
             whole.items,
-            whole.num_items,
+            whole.counts,
             whole.block_tables[:bucket],
         )
         return lambda: run_layers(inputs, block_m)
@@ -180,20 +181,20 @@ class StepGraphs:
         if query_len is None:
             return None
         bucket = next(size for size in self.buckets if size >= num_tokens)
-        if not self._fill(batch, bucket, self._block_m[query_len]):
-            return None
+        self._fill(batch, bucket, self._block_m[query_len])
         self.num_replays += 1
         return self._replays[query_len, bucket]()[:num_tokens]
 
-    def _fill(self, batch: StepBatch, bucket: int, block_m: int) -> bool:
-        """Bring a step, padded to `bucket` tokens, into the buffers; False if it has too many splits for them."""
+    def _fill(self, batch: StepBatch, bucket: int, block_m: int) -> None:
+        """Bring a step, padded to `bucket` tokens, into the buffers."""
         from kernels.gpu.attention_tiles import AttentionTiles
 
+        if self._copied is not None:
+            # A step that nothing was sampled from may still be on its way: the host's buffers are its source.
+            self._copied.synchronize()
         padding = bucket - len(batch.token_ids)
         query_lens, context_lens = [*batch.query_lens, *[1] * padding], [*batch.context_lens, *[1] * padding]
-        tiles = AttentionTiles.of(query_lens, context_lens, block_m // self._groups)
-        if len(tiles.items) > self.max_items:
-            return False
+        tiles = AttentionTiles.of(query_lens, context_lens, block_m // self._groups, self.max_items)
         self._write("token_ids", batch.token_ids, 0)
         self._write("positions", batch.positions, 0)
         self._write("slots", batch.slots, -1)
@@ -202,19 +203,28 @@ class StepGraphs:
         self._write("context_lens", tiles.context_lens, 1)
         self._write("tiles", tiles.tiles.reshape(-1), 0)
         self._write("items", tiles.items.reshape(-1), 0)
-        self._write("num_items", [len(tiles.items)], 0)
+        self._write("counts", [len(tiles.items), tiles.split], 0)
         self._on_device.copy_(self._host, non_blocking=True)
-        tables = [*batch.block_tables, *[[self.dummy_block]] * padding]
+        self._fill_tables([*batch.block_tables, *[[self.dummy_block]] * padding], context_lens)
+        if self._copied is not None:
+            self._copied.record()
+
+    def _fill_tables(self, tables: Sequence[list[int]], context_lens: Sequence[int]) -> None:
+        """Bring block tables over, as wide as the longest in use; on the host only rows that changed are written."""
         used = [-(-context_len // self.block_size) for context_len in context_lens]
-        rows, width = len(tables), max(used)
-        host = self._host_tables[: rows * width].view(rows, width)
+        # In powers of two: where a row begins depends on the width.
+        width = min(1 << (max(used) - 1).bit_length(), self.inputs.block_tables.shape[1])
+        if width != self._width:
+            self._width, self._written = width, {}
+        host = self._host_tables[: len(tables) * width].view(-1, width)
         array = host.numpy()
         for row, (table, count) in enumerate(zip(tables, used, strict=True)):
-            array[row, :count] = table[:count]
-        staged = self._staged_tables[: rows * width].view(rows, width)
+            blocks = table[:count]
+            if self._written.get(row) != blocks:
+                array[row, :count] = self._written[row] = blocks
+        staged = self._staged_tables[: len(tables) * width].view(-1, width)
         staged.copy_(host, non_blocking=True)
-        self.inputs.block_tables[:rows, :width].copy_(staged)
-        return True
+        self.inputs.block_tables[: len(tables), :width].copy_(staged)
 
     def _write(
         self, name: str, values: Sequence[int] | np.ndarray[tuple[int, ...], np.dtype[np.int32]], rest: int

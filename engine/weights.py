@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,10 +20,12 @@ from torch import Tensor
 from engine import model_config
 from engine.errors import EngineError, ModelLoadError
 from engine.gguf_file import GGUFFile
+from engine.int4_files import Int4Format, Read
 from engine.model_config import ModelConfig
 from engine.packed_weights import INT4_TYPES, PackedTensors, Reorder, cached, is_kept, pack_floats, pack_gguf
 from engine.parameter_check import shown
 from engine.tokenizer import Tokenizer
+from kernels.int4_matmul import Int4Weight
 
 # Of floating-point numbers: what packs several integers into one is another tool's format.
 STORED_TYPES = ("F64", "F32", "F16", "BF16")
@@ -54,6 +57,8 @@ class Checkpoint(Protocol):
         stored_types: how its tensors are stored ("BF16", "Q4_1", ...), the type of most parameters first.
         shapes: of every tensor, by Hugging Face name.
         int4_names: the tensors that are packed to 4 bits; other matrices are packed to 8.
+        int4_stored: the tensors that `int4_tensors` gives, as they are stored; int4_group: inputs that share a scale in
+            them, None where nothing is stored so.
         rope_divisors: divisors of the rotary frequencies that some GGUF files carry.
         tensor_bytes: bytes of all tensors as stored.
     """
@@ -65,6 +70,8 @@ class Checkpoint(Protocol):
     stored_types: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
     int4_names: frozenset[str]
+    int4_stored: frozenset[str]
+    int4_group: int | None
     rope_divisors: Tensor | None
     tensor_bytes: int
 
@@ -76,8 +83,11 @@ class Checkpoint(Protocol):
     def packed_is_kept(self) -> bool:
         """Whether `packed` finds its work done."""
 
-    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """All tensors by Hugging Face name."""
+    def tensors(self, dtype: torch.dtype, device: torch.device, *, without: Container[str] = ()) -> dict[str, Tensor]:
+        """All tensors by Hugging Face name, but for those named."""
+
+    def int4_tensors(self, device: torch.device) -> dict[str, Int4Weight]:
+        """The matrices that are stored in the 4 bits of `kernels.int4_matmul` (AWQ, GPTQ)."""
 
     def packed(self) -> PackedTensors:
         """All tensors in the packed formats of `kernels.packed`; kept beside the model for the next start."""
@@ -104,32 +114,43 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 class FolderCheckpoint:
-    """A Hugging Face folder: config.json, tokenizer.json and one or more *.safetensors."""
+    """A Hugging Face folder: config.json, tokenizer.json and one or more *.safetensors; plain, AWQ or GPTQ."""
 
-    is_quantized = False
-    int4_names: frozenset[str] = frozenset()
     rope_divisors: Tensor | None = None
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
         self.name = folder.name
         self.config = model_config.from_folder(folder)
+        self._int4 = Int4Format.of(folder)
+        self.is_quantized = self._int4 is not None
         self._files = _safetensors_files(folder)
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, Path] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         types: dict[str, str] = {}
-        for opened in self._opened("pt"):
-            for name in opened.keys():  # noqa: SIM118 - not a mapping
-                entry = opened.get_slice(name)
-                self.shapes[name], types[name] = tuple(entry.get_shape()), str(entry.get_dtype())
+        for file in self._files:
+            with _opened(file) as opened:
+                for name in opened.keys():  # noqa: SIM118 - not a mapping
+                    entry = opened.get_slice(name)
+                    shapes[name], types[name] = tuple(entry.get_shape()), str(entry.get_dtype())
+                    self._places[name] = file
         self.tensor_bytes = sum(file.stat().st_size for file in self._files)
         self.tokenizer = Tokenizer.from_folder(folder)
-        self.shapes = _checked_shapes(self.shapes, self.config, self.tokenizer, folder)
-        for name in self.shapes:
+        matrices = self._int4.matrices(shapes, types) if self._int4 is not None else {}
+        types |= dict.fromkeys(matrices, str(self._int4))
+        self.shapes = _checked_shapes({**shapes, **matrices}, self.config, self.tokenizer, folder)
+        for name in self.shapes.keys() - matrices.keys():
             if types[name] not in STORED_TYPES:
                 raise ModelLoadError(
                     f"{folder}: tensor {name} is stored as {types[name]}; supported: {', '.join(STORED_TYPES)}"
                 )
-        self.stored_types = _by_share(self.shapes, types)
+        self.stored_types = _by_share(self.shapes, {name: types[name] for name in self.shapes})
+        self.int4_stored = frozenset(matrices.keys() & self.shapes.keys())
+        self.int4_group: int | None = None
+        self.int4_names: frozenset[str] = frozenset()
+        if self._int4 is not None:
+            self.int4_group = self._int4.group_size or self.config.hidden_size
+            self.int4_names = self.int4_stored if self._int4.is_packed_to_int4 else frozenset()
 
     @property
     def num_parameters(self) -> int:
@@ -139,31 +160,54 @@ class FolderCheckpoint:
     def packed_is_kept(self) -> bool:
         return is_kept(self.path)
 
-    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        return {
-            name: opened.get_tensor(name).to(device=device, dtype=dtype)
-            for opened in self._opened("pt")
-            for name in opened.keys()  # noqa: SIM118 - not a mapping
-            if name in self.shapes
-        }
+    def tensors(self, dtype: torch.dtype, device: torch.device, *, without: Container[str] = ()) -> dict[str, Tensor]:
+        with self._reader() as read:
+            return {
+                name: self._dense(name, read, dtype).to(device=device, dtype=dtype)
+                for name in self.shapes
+                if name not in without
+            }
+
+    def int4_tensors(self, device: torch.device) -> dict[str, Int4Weight]:
+        if self._int4 is None:
+            return {}
+        with self._reader() as read:
+            return {name: self._int4.weight(name, self._places, read).to(device) for name in self.int4_stored}
 
     def packed(self) -> PackedTensors:
-        return cached(self.path, self.shapes, self.int4_names, lambda: pack_floats(self._floats()))
+        return cached(self.path, self.shapes, self.int4_names, self._pack)
 
-    def _floats(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        for opened in self._opened("pt"):
-            for name in self.shapes.keys() & set(opened.keys()):
-                yield name, opened.get_tensor(name).float().numpy()
+    def _pack(self) -> PackedTensors:
+        with self._reader() as read:
+            plain = [name for name in self.shapes if name not in self.int4_stored]
+            tensors = pack_floats((name, self._dense(name, read, torch.float32).float().numpy()) for name in plain)
+            for name in self.int4_stored:
+                assert self._int4 is not None, "nothing else is stored in 4 bits"
+                tensors.shapes[name] = self.shapes[name]
+                tensors.packed[name] = self._int4.packed(self._int4.weight(name, self._places, read))
+        return tensors
 
-    def _opened(self, framework: str) -> Iterator[Any]:
-        for file in self._files:
-            try:
-                with safe_open(file, framework=framework, device="cpu") as opened:
-                    yield opened
-            except (SafetensorError, OSError) as error:
-                raise ModelLoadError(
-                    f"{file} is not a readable safetensors file (truncated or corrupt?): {error}"
-                ) from error
+    def _dense(self, name: str, read: Read, dtype: torch.dtype) -> Tensor:
+        if self._int4 is not None and name in self.int4_stored:
+            return self._int4.weight(name, self._places, read).dense(dtype)
+        return read(name)
+
+    @contextmanager
+    def _reader(self) -> Iterator[Read]:
+        """What reads a tensor by its name, while all files are open."""
+        with ExitStack() as stack:
+            opened = {file: stack.enter_context(_opened(file)) for file in self._files}
+            yield lambda name: opened[self._places[name]].get_tensor(name)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    try:
+        opened = safe_open(file, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ModelLoadError(f"{file} is not a readable safetensors file (truncated or corrupt?): {error}") from error
+    with opened as entries:
+        yield entries
 
 
 def _safetensors_files(folder: Path) -> list[Path]:
@@ -184,6 +228,9 @@ def _safetensors_files(folder: Path) -> list[Path]:
 
 class GGUFCheckpoint:
     """A GGUF file."""
+
+    int4_stored: frozenset[str] = frozenset()
+    int4_group: int | None = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -220,9 +267,14 @@ class GGUFCheckpoint:
     def packed_is_kept(self) -> bool:
         return is_kept(self.path)
 
-    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    def int4_tensors(self, device: torch.device) -> dict[str, Int4Weight]:
+        return {}
+
+    def tensors(self, dtype: torch.dtype, device: torch.device, *, without: Container[str] = ()) -> dict[str, Tensor]:
         tensors = {}
         for source, name in self._names:
+            if name in without:
+                continue
             tensor, reorder = self._file.tensor(source), self._reorder(name)
             if reorder is not None:
                 tensor = torch.from_numpy(reorder(tensor.numpy()))

@@ -73,7 +73,10 @@ def compile_case(case: CompileCase, capability: int) -> Compiled:
 
     names = case.kernel.arg_names
     signature = {name: case.types.get(name, "constexpr") for name in names}
-    aligned = [name for name in names if signature[name].startswith("*") or name in case.aligned]
+    unknown = {*case.kernel.do_not_specialize, *case.kernel.do_not_specialize_on_alignment}
+    aligned = [
+        name for name in names if (signature[name].startswith("*") or name in case.aligned) and name not in unknown
+    ]
     source = ASTSource(
         fn=case.kernel,
         signature=signature,

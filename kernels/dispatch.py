@@ -30,10 +30,15 @@ def uses_triton(tensor: Tensor) -> bool:
 
     Raises KernelsUnavailableError if RAGSTONE_KERNELS asks for Triton where it cannot run, or names no path.
     """
+    return runs_triton(tensor.device)
+
+
+def runs_triton(device: torch.device) -> bool:
+    """`uses_triton` for all tensors on a device."""
     choice = forced()
-    if choice == "torch" or (choice is None and not tensor.is_cuda):
+    if choice == "torch" or (choice is None and device.type != "cuda"):
         return False
-    return _is_usable(tensor.device, choice == "triton")
+    return _is_usable(device, choice == "triton")
 
 
 @functools.cache

@@ -7,6 +7,7 @@ Sources: Frantar et al., "GPTQ" (2022); Lin et al., "AWQ" (2023); their files as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ class Int4Weight:
     Attributes:
         words: [in / 8, out] int32; nibble j (from the low end) of word i is the code of input 8 i + j.
         scales: [in / group, out] float16.
-        zeros: [in / group, out] float16, whole numbers 0 … 16.
+        zeros: [in / group, out] float16, whole numbers 0 … 15.
         group: inputs that share a scale, a multiple of 8.
         order: [in] int64, the input that stands at each place (GPTQ's act-order); None where none is moved.
     """
@@ -37,12 +38,43 @@ class Int4Weight:
     group: int
     order: Tensor | None = None
 
+    def codes(self) -> Tensor:
+        """[in, out] int32 of 0 to 15, in the order of the places."""
+        shifts = torch.arange(0, 32, 4, device=self.words.device, dtype=torch.int32)
+        return ((self.words[:, None] >> shifts[None, :, None]) & 15).flatten(0, 1)
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[in, out] in `dtype`, in the order of the places."""
-        shifts = torch.arange(0, 32, 4, device=self.words.device, dtype=torch.int32)
-        codes = ((self.words[:, None] >> shifts[None, :, None]) & 15).flatten(0, 1)
+        codes = self.codes()
         scales, zeros = (part.float().repeat_interleave(self.group, dim=0) for part in (self.scales, self.zeros))
         return ((codes - zeros[: len(codes)]) * scales[: len(codes)]).to(dtype)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """[out, in] in `dtype`, every input where it was."""
+        placed = self.dequantize(dtype)
+        if self.order is not None:
+            placed = torch.empty_like(placed).index_copy_(0, self.order, placed)
+        return placed.t().contiguous()
+
+    def to(self, device: torch.device) -> Int4Weight:
+        """The same on a device."""
+        order = None if self.order is None else self.order.to(device)
+        return Int4Weight(self.words.to(device), self.scales.to(device), self.zeros.to(device), self.group, order)
+
+
+def joined(weights: Sequence[Int4Weight]) -> Int4Weight | None:
+    """Matrices over the same inputs as one, their outputs side by side; None if they do not go together."""
+    first = weights[0]
+    for other in weights[1:]:
+        if other.group != first.group or (other.order is None) != (first.order is None):
+            return None
+        if other.order is not None and first.order is not None and not torch.equal(other.order, first.order):
+            return None
+    words, scales, zeros = (
+        torch.cat(parts, dim=1).contiguous()
+        for parts in zip(*((weight.words, weight.scales, weight.zeros) for weight in weights), strict=True)
+    )
+    return Int4Weight(words, scales, zeros, first.group, first.order)
 
 
 def quantize(weight: Tensor, group: int = 128) -> Int4Weight:
@@ -65,7 +97,9 @@ def from_gptq(
 
     `zeros_are_less_one`: files of version 1 store zero − 1, those of version 2 the zero itself.
     """
-    zeros = _unpack_columns(qzeros, tuple(range(8))) + int(zeros_are_less_one)
+    zeros = _unpack_columns(qzeros, tuple(range(8)))
+    if zeros_are_less_one:
+        zeros = (zeros + 1) & 15  # less one in four bits, so that 0 is stored as 15
     inputs, num_groups = qweight.shape[0] * 8, scales.shape[0]
     if inputs % num_groups or inputs // num_groups % 8:
         raise ValueError(f"{inputs} inputs in {num_groups} groups: groups must be whole and a multiple of 8")
@@ -73,9 +107,12 @@ def from_gptq(
     order = None
     words = qweight
     if g_idx is not None and not torch.equal(g_idx.long(), torch.arange(inputs, device=g_idx.device) // group):
+        least, most = int(g_idx.min()), int(g_idx.max())
+        if least < 0 or most >= num_groups:
+            raise ValueError(f"g_idx names groups from {least} to {most}; there are {num_groups}")
         order = torch.argsort(g_idx.long(), stable=True)
         counts = torch.bincount(g_idx.long(), minlength=num_groups)
-        if len(counts) != num_groups or bool((counts != group).any()):
+        if bool((counts != group).any()):
             raise ValueError(f"g_idx gives groups of {counts.tolist()} inputs; each must have {group}")
         shifts = torch.arange(0, 32, 4, device=qweight.device, dtype=torch.int32)
         words = _pack(((qweight[:, None] >> shifts[None, :, None]) & 15).flatten(0, 1)[order])
@@ -113,10 +150,11 @@ def reference(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tens
 
 def int4_matmul(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
     """`reference` by the fastest path: with many rows the weight is unpacked once for a dense product."""
-    if uses_triton(x):
-        from kernels.gpu import int4_matmul as gpu
+    if not uses_triton(x):
+        return reference(x, weight, bias)
+    from kernels.gpu import int4_matmul as gpu
 
-        if x.shape[0] <= gpu.MANY_ROWS:
-            ordered = x if weight.order is None else x[:, weight.order]
-            return gpu.int4_matmul(ordered, weight.words, weight.scales, weight.zeros, weight.group, bias)
-    return reference(x, weight, bias)
+    ordered = x if weight.order is None else x[:, weight.order]
+    if x.shape[0] <= gpu.MANY_ROWS:
+        return gpu.int4_matmul(ordered, weight.words, weight.scales, weight.zeros, weight.group, bias)
+    return linear(ordered, gpu.unpack(weight.words, weight.scales, weight.zeros, weight.group, x.dtype).t(), bias)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.dispatch import uses_triton
+from kernels.kv_pool import KVPool
 
 if TYPE_CHECKING:
     from kernels.gpu.paged_attention import AttentionPlan
@@ -117,24 +118,12 @@ def _visible(positions: Tensor, num_keys: int, window: int | None) -> Tensor:
     return seen
 
 
-def reference(
-    q: Tensor,
-    k_pool: Tensor,
-    v_pool: Tensor,
-    batch: AttentionBatch,
-    scale: float,
-    window: int | None = None,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    """The formula above, one sequence at a time in float32. Shapes as `PagedAttention.__call__`.
-
-    k_scales, v_scales: [kv_heads] float32, what the numbers of a float8 pool are multiplied by.
-    """
-    if k_scales is not None and v_scales is not None:
-        k_pool, v_pool = (
-            pool.float() * scales[:, None, None] for pool, scales in ((k_pool, k_scales), (v_pool, v_scales))
-        )
+def reference(q: Tensor, pool: KVPool, batch: AttentionBatch, scale: float, window: int | None = None) -> Tensor:
+    """The formula above, one sequence at a time in float32. Shapes as `PagedAttention.__call__`."""
+    k_pool, v_pool = (
+        values if scales is None else values.float() * scales[:, None, None]
+        for values, scales in ((pool.k, pool.k_scales), (pool.v, pool.v_scales))
+    )
     heads, kv_heads = q.shape[1], k_pool.shape[1]
     out, start = torch.empty_like(q), 0
     for query_len, context_len, table in zip(batch.query_lens, batch.context_lens, batch.block_tables, strict=True):
@@ -175,46 +164,35 @@ class PagedAttention:
         attention._plan = plan
         return attention
 
-    def __call__(
-        self,
-        q: Tensor,
-        k_pool: Tensor,
-        v_pool: Tensor,
-        window: int | None = None,
-        k_scales: Tensor | None = None,
-        v_scales: Tensor | None = None,
-    ) -> Tensor:
-        """q: [tokens, heads, head_dim]; k_pool, v_pool: [num_blocks, kv_heads, block_size, head_dim] of one layer.
+    def __call__(self, q: Tensor, pool: KVPool, window: int | None = None) -> Tensor:
+        """q: [tokens, heads, head_dim]; pool: of one layer. Returns [tokens, heads, head_dim].
 
-        `window` is the layer's sliding window in tokens, None for full attention; k_scales and v_scales are those of a
-        float8 pool, [kv_heads] float32. Returns [tokens, heads, head_dim].
+        `window` is the layer's sliding window in tokens, None for full attention.
         """
         if uses_triton(q):
             from kernels.gpu.paged_attention import paged_attention
 
-            plan = self._plan = self._plan or self._make_plan(q, k_pool.shape[1])
-            return paged_attention(q, k_pool, v_pool, plan, self.scale, window, k_scales, v_scales)
-        if k_scales is not None:
-            return reference(q, k_pool, v_pool, self.batch, self.scale, window, k_scales, v_scales)
+            plan = self._plan = self._plan or self._make_plan(q, pool.k.shape[1])
+            return paged_attention(q, pool, plan, self.scale, window)
         if self.deterministic:
-            return self._attend_each_row(q, k_pool, v_pool, window)
+            return self._attend_each_row(q, pool, window)
         decode = self.batch.decode
         if decode is not None and decode.rows is None:
-            return self._attend_decode(q, k_pool, v_pool, decode, window)
+            return self._attend_decode(q, pool, decode, window)
         out = torch.empty_like(q)
         if decode is not None:
-            out[decode.rows] = self._attend_decode(q[decode.rows], k_pool, v_pool, decode, window)
+            out[decode.rows] = self._attend_decode(q[decode.rows], pool, decode, window)
         for index, chunk in enumerate(self.batch.chunks):
             mask = self._chunk_masks.get((index, window))
             if mask is None:
                 mask = self._chunk_masks[index, window] = chunk.mask(self.groups, window)
             rows = slice(chunk.start, chunk.start + chunk.query_len)
-            out[rows] = self._attend_chunk(q[rows], k_pool, v_pool, chunk, mask)
+            out[rows] = self._attend_chunk(q[rows], pool, chunk, mask)
         return out
 
     def _make_plan(self, q: Tensor, kv_heads: int) -> AttentionPlan:
         """The same for all layers, so it is made by the first."""
-        from kernels.gpu.attention_tiles import AttentionTiles
+        from kernels.gpu.attention_tiles import AttentionTiles, max_items
         from kernels.gpu.paged_attention import block_m, make_plan
 
         batch = self.batch
@@ -222,11 +200,12 @@ class PagedAttention:
         width = max(len(table) for table in batch.block_tables)
         padded = [[*table, *([0] * (width - len(table)))] for table in batch.block_tables]
         tables = torch.tensor(padded, dtype=torch.int32).to(q.device, non_blocking=True)
-        tiles = AttentionTiles.of(batch.query_lens, batch.context_lens, rows // self.groups)
+        most = None if self.deterministic else max_items(kv_heads, rows, q.shape[2])
+        tiles = AttentionTiles.of(batch.query_lens, batch.context_lens, rows // self.groups, most)
         return make_plan(tiles, tables, rows, kv_heads, q.shape[2])
 
-    def _attend_chunk(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, chunk: _Chunk, mask: Tensor) -> Tensor:
-        k, v = _gather(k_pool, chunk.blocks, chunk.context_len), _gather(v_pool, chunk.blocks, chunk.context_len)
+    def _attend_chunk(self, q: Tensor, pool: KVPool, chunk: _Chunk, mask: Tensor) -> Tensor:
+        k, v = _gather(pool, chunk.blocks, chunk.context_len, q.dtype)
         kv_heads, head_dim = k.shape[0], k.shape[2]
         # Grouped query heads become extra query rows, so keys are neither repeated nor read twice.
         grouped = q.view(chunk.query_len, kv_heads, self.groups, head_dim).permute(1, 2, 0, 3)
@@ -235,12 +214,12 @@ class PagedAttention:
         out = out.view(kv_heads, self.groups, chunk.query_len, head_dim).permute(2, 0, 1, 3)
         return out.reshape(q.shape)
 
-    def _attend_each_row(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, window: int | None) -> Tensor:
+    def _attend_each_row(self, q: Tensor, pool: KVPool, window: int | None) -> Tensor:
         batch, rows, row = self.batch, [], 0
-        kv_heads, head_dim = k_pool.shape[1], k_pool.shape[3]
+        kv_heads, head_dim = pool.k.shape[1], pool.k.shape[3]
         for query_len, context_len, table in zip(batch.query_lens, batch.context_lens, batch.block_tables, strict=True):
             blocks = torch.tensor(table[: -(-context_len // batch.block_size)], device=q.device)
-            keys, values = _gather(k_pool, blocks, context_len), _gather(v_pool, blocks, context_len)
+            keys, values = _gather(pool, blocks, context_len, q.dtype)
             for end in range(context_len - query_len + 1, context_len + 1):
                 start = 0 if window is None else max(0, end - window)
                 # Copies: the layout of the operands must not depend on how long the sequence is by now either.
@@ -251,21 +230,19 @@ class PagedAttention:
                 row += 1
         return torch.cat(rows)
 
-    def _attend_decode(
-        self, q: Tensor, k_pool: Tensor, v_pool: Tensor, rows: _DecodeRows, window: int | None
-    ) -> Tensor:
+    def _attend_decode(self, q: Tensor, pool: KVPool, rows: _DecodeRows, window: int | None) -> Tensor:
         sequences, width = rows.blocks.shape
-        kv_heads, block_size, head_dim = k_pool.shape[1:]
+        kv_heads, block_size, head_dim = pool.k.shape[1:]
         if window not in self._decode_masks:
             self._decode_masks[window] = rows.mask(window)
         mask = self._decode_masks[window]
 
-        def gathered(pool: Tensor) -> Tensor:
-            picked = pool.index_select(0, rows.blocks.view(-1)).view(sequences, width, kv_heads, block_size, head_dim)
-            picked = picked.permute(0, 2, 1, 3, 4).reshape(sequences, kv_heads, width * block_size, head_dim)
-            return picked[:, :, : rows.width]
+        def in_order(picked: Tensor) -> Tensor:
+            picked = picked.view(sequences, width, kv_heads, block_size, head_dim).permute(0, 2, 1, 3, 4)
+            return picked.reshape(sequences, kv_heads, width * block_size, head_dim)[:, :, : rows.width]
 
-        k, v = gathered(k_pool), gathered(v_pool)
+        blocks = rows.blocks.view(-1)
+        k, v = in_order(pool.gather_k(blocks, q.dtype)), in_order(pool.gather_v(blocks, q.dtype))
         grouped = q.view(sequences, kv_heads, self.groups, head_dim)
         # Two batched products with a float32 softmax beat SDPA at one query row.
         scores = torch.matmul(grouped, k.transpose(-1, -2)).float() * self.scale
@@ -277,8 +254,11 @@ class PagedAttention:
         return torch.matmul(weights, v).view(q.shape)
 
 
-def _gather(pool: Tensor, blocks: Tensor, context_len: int) -> Tensor:
-    """[kv_heads, context_len, head_dim] of the given blocks."""
-    picked = pool.index_select(0, blocks)
-    num_blocks, kv_heads, block_size, head_dim = picked.shape
-    return picked.permute(1, 0, 2, 3).reshape(kv_heads, num_blocks * block_size, head_dim)[:, :context_len]
+def _gather(pool: KVPool, blocks: Tensor, context_len: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values of the given blocks, each [kv_heads, context_len, head_dim]."""
+    num_blocks, (kv_heads, block_size, head_dim) = len(blocks), pool.k.shape[1:]
+
+    def in_order(picked: Tensor) -> Tensor:
+        return picked.permute(1, 0, 2, 3).reshape(kv_heads, num_blocks * block_size, head_dim)[:, :context_len]
+
+    return in_order(pool.gather_k(blocks, dtype)), in_order(pool.gather_v(blocks, dtype))

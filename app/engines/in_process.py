@@ -214,6 +214,7 @@ def engine_config(settings: "Settings", path: Path) -> "EngineConfig":
         max_model_len=settings.max_model_len,
         block_size=settings.block_size,
         num_kv_blocks=settings.num_kv_blocks,
+        kv_cache_dtype=settings.kv_cache_dtype,
         kv_memory_bytes=settings.kv_memory_bytes,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

@@ -16,7 +16,7 @@ class CompileCase:
     Attributes:
         kernel: the jitted function.
         types: of each run-time argument in Triton's spelling ("*bf16", "i32", "fp32"); those starting with "*" are
-            aligned to 16 bytes, as torch's tensors are.
+            aligned to 16 bytes, as torch's tensors are, unless the kernel is told not to look at it.
         constants: compile-time arguments.
         spill_bytes: bytes of spilled registers a thread may have.
         targets: compute capabilities, times ten.

@@ -1,4 +1,4 @@
-"""W4A16 in Triton: a product with 4-bit weights, and the second pass that adds up its splits.
+"""W4A16 in Triton: a product with 4-bit weights, the second pass that adds up its splits, and unpacking for many rows.
 
     y[m, n] = Σ_k x[m, k] · round((code[k, n] − zero[g, n]) · scale[g, n]) + bias[n],   g = k // group
 
@@ -23,14 +23,19 @@ from kernels.gpu.compile_case import CompileCase
 FEW_ROWS, MANY_ROWS = 16, 256
 BLOCK_N, BLOCK_K = 64, 128
 SPLITS = 4
+# Words and columns that a program unpacks.
+UNPACK_W, UNPACK_N = 8, 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m_rows"])
 def _int4_matmul(
     x, words, scales, zeros, out, m_rows, n_columns, k_words, x_stride, group, words_per_split,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """words: [k_words, n_columns] int32; out: [splits, m_rows, n_columns] float32."""
+    """words: [k_words, n_columns] int32; out: [splits, m_rows, n_columns] float32.
+
+    ONE_GROUP: a tile of words lies in one group, whose scales and zeros are then read once for it.
+    """
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(2)
@@ -41,9 +46,14 @@ def _int4_matmul(
         w = start + tl.arange(0, BLOCK_W)
         inside = (w < end)[:, None] & n_inside[None, :]
         packed = tl.load(words + w.to(tl.int64)[:, None] * n_columns + n[None, :], mask=inside, other=0)
-        place = (w * 8 // group).to(tl.int64)[:, None] * n_columns + n[None, :]
-        scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
-        zero = tl.load(zeros + place, mask=inside, other=0.0).to(tl.float32)
+        if ONE_GROUP:
+            place = (tl.cast(start * 8 // group, tl.int64) * n_columns + n)[None, :]
+            known = n_inside[None, :]
+        else:
+            place = (w * 8 // group).to(tl.int64)[:, None] * n_columns + n[None, :]
+            known = inside
+        scale = tl.load(scales + place, mask=known, other=0.0).to(tl.float32)
+        zero = tl.load(zeros + place, mask=known, other=0.0).to(tl.float32)
         for nibble in tl.static_range(8):
             code = ((packed >> (4 * nibble)) & 15).to(tl.float32)
             weight = ((code - zero) * scale).to(x.dtype.element_ty)
@@ -67,6 +77,32 @@ def _add_splits(parts, bias, out, size, n_columns, splits, BLOCK: tl.constexpr, 
     tl.store(out + index, acc.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _unpack(words, scales, zeros, out, n_columns, k_words, group, BLOCK_W: tl.constexpr, BLOCK_N: tl.constexpr):
+    """out: [8 · k_words, n_columns], rounded as `_int4_matmul` rounds it."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    w = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+    inside = (w < k_words)[:, None] & (n < n_columns)[None, :]
+    packed = tl.load(words + w.to(tl.int64)[:, None] * n_columns + n[None, :], mask=inside, other=0)
+    place = (w * 8 // group).to(tl.int64)[:, None] * n_columns + n[None, :]
+    scale = tl.load(scales + place, mask=inside, other=0.0).to(tl.float32)
+    zero = tl.load(zeros + place, mask=inside, other=0.0).to(tl.float32)
+    for nibble in tl.static_range(8):
+        value = (((packed >> (4 * nibble)) & 15).to(tl.float32) - zero) * scale
+        rows = (w * 8 + nibble).to(tl.int64)[:, None] * n_columns
+        tl.store(out + rows + n[None, :], value.to(out.dtype.element_ty), mask=inside)
+
+
+def unpack(words: Tensor, scales: Tensor, zeros: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """`kernels.int4_matmul.Int4Weight.dequantize`: [in, out]."""
+    k_words, columns = words.shape
+    out = torch.empty((8 * k_words, columns), dtype=dtype, device=words.device)
+    _unpack[(triton.cdiv(columns, UNPACK_N), triton.cdiv(k_words, UNPACK_W))](
+        words, scales, zeros, out, columns, k_words, group, BLOCK_W=UNPACK_W, BLOCK_N=UNPACK_N
+    )
+    return out
+
+
 def int4_matmul(x: Tensor, words: Tensor, scales: Tensor, zeros: Tensor, group: int, bias: Tensor | None) -> Tensor:
     """x: [rows, in]; the weight's parts as in `kernels.int4_matmul.Int4Weight`; returns [rows, out] in x's dtype."""
     x = x.contiguous()
@@ -82,7 +118,8 @@ def int4_matmul(x: Tensor, words: Tensor, scales: Tensor, zeros: Tensor, group: 
     block_m = FEW_ROWS if rows <= FEW_ROWS else 64
     _int4_matmul[(triton.cdiv(columns, BLOCK_N), triton.cdiv(rows, block_m), splits)](
         x, words, scales, zeros, parts, rows, columns, k_words, x.stride(0), group, words_per_split,
-        BLOCK_M=block_m, BLOCK_N=BLOCK_N, BLOCK_W=BLOCK_K // 8, num_warps=4, num_stages=2,
+        BLOCK_M=block_m, BLOCK_N=BLOCK_N, BLOCK_W=BLOCK_K // 8, ONE_GROUP=group % BLOCK_K == 0,
+        num_warps=4, num_stages=2,
     )  # fmt: skip
     size = rows * columns
     _add_splits[(triton.cdiv(size, 1024),)](
@@ -92,19 +129,29 @@ def int4_matmul(x: Tensor, words: Tensor, scales: Tensor, zeros: Tensor, group: 
 
 
 def compile_cases() -> Iterator[CompileCase]:
-    for block_m in (FEW_ROWS, 64):
+    for block_m, one_group in ((FEW_ROWS, True), (FEW_ROWS, False), (64, True), (64, False)):
         integers = ("m_rows", "n_columns", "k_words", "x_stride", "group", "words_per_split")
         yield CompileCase(
-            f"int4_matmul bf16 rows={block_m}",
+            f"int4_matmul bf16 rows={block_m} groups of {'128' if one_group else '32'}",
             _int4_matmul,
             {
                 "x": "*bf16", "words": "*i32", "scales": "*fp16", "zeros": "*fp16", "out": "*fp32",
                 **dict.fromkeys(integers, "i32"),
             },
-            {"BLOCK_M": block_m, "BLOCK_N": BLOCK_N, "BLOCK_W": BLOCK_K // 8},
+            {"BLOCK_M": block_m, "BLOCK_N": BLOCK_N, "BLOCK_W": BLOCK_K // 8, "ONE_GROUP": one_group},
             spill_bytes=64,
             aligned=frozenset(integers) - {"m_rows"},
         )  # fmt: skip
+    yield CompileCase(
+        "int4_matmul unpack bf16",
+        _unpack,
+        {
+            "words": "*i32", "scales": "*fp16", "zeros": "*fp16", "out": "*bf16",
+            **dict.fromkeys(("n_columns", "k_words", "group"), "i32"),
+        },
+        {"BLOCK_W": UNPACK_W, "BLOCK_N": UNPACK_N},
+        aligned=frozenset({"n_columns", "k_words", "group"}),
+    )  # fmt: skip
     for has_bias in (False, True):
         yield CompileCase(
             f"add_splits bf16{' bias' if has_bias else ''}",

@@ -5,8 +5,8 @@ with a fixed split size; Dao et al., "Flash-Decoding for long-context inference"
 so that the grid does not depend on the step and can be kept in a CUDA graph. The M tile holds query rows × the query
 heads of one key/value head: row m is query row m // GROUPS, head m % GROUPS.
 
-q, out: [tokens, heads, head_dim] float32, float16 or bfloat16; pools: [num_blocks, kv_heads, block_size, head_dim], q's
-dtype or float8 e4m3 with a scale for each head. Softmax and sums are float32; offsets into the pool are int64.
+q, out: [tokens, heads, head_dim] float32, float16 or bfloat16; the pool (`kernels.kv_pool`): q's dtype or float8 e4m3.
+Softmax and sums are float32; offsets into the pool are int64.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.gpu.attention_tiles import SPLIT, AttentionTiles
+from kernels.gpu.attention_tiles import AttentionTiles
 from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.float8 import decode_e4m3
+from kernels.kv_pool import KVPool
 
 # Query rows × heads of a tile: the least that tensor cores take, for decode and verification; more for prompts.
 FEW_ROWS, MANY_ROWS = 16, 64
@@ -30,17 +31,31 @@ MAX_PROGRAMS = 1024
 
 
 @triton.jit
+def _load_rows(pool, places, columns, mask, scale, dtype: tl.constexpr, FLOAT8: tl.constexpr):
+    """[keys, BLOCK_D] of a pool: as they lie there, or float8 codes times their head's scale."""
+    rows = tl.load(pool + places[:, None] + columns[None, :], mask=mask, other=0)
+    if FLOAT8:
+        rows = (decode_e4m3(rows) * tl.load(scale)).to(dtype)
+    return rows
+
+
+# What changes from step to step is not looked at when a kernel is chosen: each variant would be compiled while somebody
+# waits.
+@triton.jit(
+    do_not_specialize=["table_stride"],
+    do_not_specialize_on_alignment=["starts", "context_lens", "block_tables", "tiles", "items", "counts"],
+)
 def _attend(
-    q, k_pool, v_pool, out, part_out, part_max, part_sum, starts, context_lens, block_tables, tiles, items, num_items,
+    q, k_pool, v_pool, out, part_out, part_max, part_sum, starts, context_lens, block_tables, tiles, items, counts,
     k_scales, v_scales, scale, q_stride, block_stride, head_stride, table_stride,
     GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, FLOAT8: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, FLOAT8: tl.constexpr,
 ):  # fmt: skip
     kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
     ROWS: tl.constexpr = BLOCK_M // GROUPS
     m, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     heads = kv_head * GROUPS + m % GROUPS
-    for item in range(tl.program_id(0), tl.load(num_items), tl.num_programs(0)):
+    for item in range(tl.program_id(0), tl.load(counts), tl.num_programs(0)):
         tile, split = tl.load(items + 2 * item), tl.load(items + 2 * item + 1)
         sequence, first_row = tl.load(tiles + 4 * tile), tl.load(tiles + 4 * tile + 1)
         num_splits = tl.load(tiles + 4 * tile + 3)
@@ -54,8 +69,9 @@ def _attend(
         mask = valid[:, None] & (d < HEAD_DIM)[None, :]
         queries = tl.load(q + places[:, None] + d[None, :], mask=mask, other=0.0)
 
-        low = split * SPLIT
-        high = tl.minimum(low + SPLIT, cached + tl.minimum(first_row + ROWS, query_len))
+        split_keys = tl.load(counts + 1)
+        low = split * split_keys
+        high = tl.minimum(low + split_keys, cached + tl.minimum(first_row + ROWS, query_len))
         if WINDOW > 0:
             # From the first tile of keys that the first row sees; keys before it change no bit.
             low = tl.maximum(low, tl.maximum(cached + first_row - WINDOW + 1, 0) // KEYS * KEYS)
@@ -65,20 +81,13 @@ def _attend(
         for first_key in range(low, high, KEYS):
             keys = first_key + tl.arange(0, KEYS)
             inside = keys < high
-            blocks = tl.load(
-                block_tables + sequence.to(tl.int64) * table_stride + keys // BLOCK_SIZE, mask=inside, other=0
-            )
-            slots = blocks.to(tl.int64) * block_stride + kv_head * head_stride + keys % BLOCK_SIZE * HEAD_DIM
+            table = block_tables + sequence.to(tl.int64) * table_stride
+            blocks = tl.load(table + keys // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)
+            slots = blocks * block_stride + kv_head * head_stride + keys % BLOCK_SIZE * HEAD_DIM
             # Slots outside may hold anything, NaN included: never loaded, since 0 · NaN would still be NaN.
             loaded = inside[:, None] & (d < HEAD_DIM)[None, :]
-            if FLOAT8:
-                k = decode_e4m3(tl.load(k_pool + slots[:, None] + d[None, :], mask=loaded, other=0))
-                k = (k * tl.load(k_scales + kv_head)).to(queries.dtype)
-                v = decode_e4m3(tl.load(v_pool + slots[:, None] + d[None, :], mask=loaded, other=0))
-                v = (v * tl.load(v_scales + kv_head)).to(queries.dtype)
-            else:
-                k = tl.load(k_pool + slots[:, None] + d[None, :], mask=loaded, other=0.0)
-                v = tl.load(v_pool + slots[:, None] + d[None, :], mask=loaded, other=0.0)
+            k = _load_rows(k_pool, slots, d, loaded, k_scales + kv_head, queries.dtype, FLOAT8)
+            v = _load_rows(v_pool, slots, d, loaded, v_scales + kv_head, queries.dtype, FLOAT8)
             scores = tl.dot(queries, tl.trans(k), input_precision="ieee") * (scale * 1.4426950408889634)
             seen = inside[None, :] & (keys[None, :] <= positions[:, None])
             if WINDOW > 0:
@@ -104,7 +113,7 @@ def _attend(
             tl.store(part_out + part[:, None] * HEAD_DIM + d[None, :], acc, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["starts", "tiles"])
 def _combine(
     out, part_out, part_max, part_sum, starts, tiles,
     GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -139,7 +148,8 @@ class AttentionPlan:
     """`AttentionTiles` and block tables on the device, all int32, and room for the splits' results.
 
     Attributes:
-        num_items: [1]; items beyond it are not looked at, nor are the contents of tiles they would name.
+        counts: [2] the number of items (those beyond it are not looked at, nor are the tiles they would name), and the
+            keys of a split.
         block_m: rows × heads of a tile.
         is_split: whether any tile can have more than one split.
         part_out, part_max, part_sum: [items, kv_heads, block_m(, head_dim)] float32; empty if nothing is split.
@@ -150,7 +160,7 @@ class AttentionPlan:
     block_tables: Tensor
     tiles: Tensor
     items: Tensor
-    num_items: Tensor
+    counts: Tensor
     block_m: int
     is_split: bool
     part_out: Tensor
@@ -170,12 +180,12 @@ def make_plan(tiles: AttentionTiles, block_tables: Tensor, block_m: int, kv_head
     num_parts = len(tiles.items) if tiles.is_split else 0
     part_out, part_max, part_sum = make_parts(num_parts, kv_heads, block_m, head_dim, device)
     flat = [tiles.starts, tiles.context_lens, tiles.tiles.reshape(-1), tiles.items.reshape(-1)]
-    counts = torch.tensor([len(tiles.items)], dtype=torch.int32)
+    counts = torch.tensor([len(tiles.items), tiles.split], dtype=torch.int32)
     # One copy for all: each would cost a launch.
     joined = torch.cat([*(torch.from_numpy(part) for part in flat), counts]).to(device, non_blocking=True)
-    starts, context_lens, tile_table, items, num_items = joined.split([*(len(part) for part in flat), 1])
+    starts, context_lens, tile_table, items, on_device = joined.split([*(len(part) for part in flat), 2])
     return AttentionPlan(
-        starts, context_lens, block_tables, tile_table.view(-1, 4), items.view(-1, 2), num_items,
+        starts, context_lens, block_tables, tile_table.view(-1, 4), items.view(-1, 2), on_device,
         block_m, tiles.is_split, part_out, part_max, part_sum,
     )  # fmt: skip
 
@@ -200,32 +210,27 @@ def _launch_options(head_dim: int, rows: int, *, is_float32: bool, is_float8: bo
     return 32, num_warps, 1 if head_dim > 128 else 2
 
 
-def paged_attention(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, scale: float, window: int | None,
-    k_scales: Tensor | None = None, v_scales: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+def paged_attention(q: Tensor, pool: KVPool, plan: AttentionPlan, scale: float, window: int | None) -> Tensor:
     """q: [tokens, heads, head_dim] (last two axes contiguous); returns the same shape."""
     tokens, heads, head_dim = q.shape
+    k_pool, v_pool = pool.codes
     kv_heads, block_size = k_pool.shape[1], k_pool.shape[2]
     groups = heads // kv_heads
     if q.stride()[1:] != (head_dim, 1):
         q = q.contiguous()
     out = q.new_empty(tokens, heads, head_dim)
-    is_float8 = k_pool.dtype == torch.float8_e4m3fn
-    if is_float8:
-        assert k_scales is not None and v_scales is not None, "a float8 pool has scales"
-        k_pool, v_pool = k_pool.view(torch.uint8), v_pool.view(torch.uint8)
     keys, num_warps, num_stages = _launch_options(
-        head_dim, plan.block_m, is_float32=q.dtype == torch.float32, is_float8=is_float8
+        head_dim, plan.block_m, is_float32=q.dtype == torch.float32, is_float8=pool.is_float8
     )
     block_d = max(16, triton.next_power_of_2(head_dim))
     _attend[(min(plan.items.shape[0], max(1, MAX_PROGRAMS // kv_heads)), kv_heads)](
         q, k_pool, v_pool, out, plan.part_out, plan.part_max, plan.part_sum, plan.starts, plan.context_lens,
-        plan.block_tables, plan.tiles, plan.items, plan.num_items,
-        plan.part_max if k_scales is None else k_scales, plan.part_max if v_scales is None else v_scales,
+        plan.block_tables, plan.tiles, plan.items, plan.counts,
+        plan.part_max if pool.k_scales is None else pool.k_scales,
+        plan.part_max if pool.v_scales is None else pool.v_scales,
         scale, q.stride(0), k_pool.stride(0), k_pool.stride(1), plan.block_tables.stride(0),
         GROUPS=groups, HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_M=plan.block_m, KEYS=keys, BLOCK_SIZE=block_size,
-        SPLIT=SPLIT, WINDOW=window or 0, FLOAT8=is_float8, num_warps=num_warps, num_stages=num_stages,
+        WINDOW=window or 0, FLOAT8=pool.is_float8, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     if plan.is_split:
         _combine[(plan.tiles.shape[0], kv_heads * plan.block_m)](
@@ -239,7 +244,7 @@ def compile_cases() -> Iterator[CompileCase]:
     """Decode and prefill tiles for every head size; both kinds of pool; with and without a window."""
     pointers = {
         **dict.fromkeys(("part_out", "part_max", "part_sum"), "*fp32"),
-        **dict.fromkeys(("starts", "context_lens", "block_tables", "tiles", "items", "num_items"), "*i32"),
+        **dict.fromkeys(("starts", "context_lens", "block_tables", "tiles", "items", "counts"), "*i32"),
         **dict.fromkeys(("k_scales", "v_scales"), "*fp32"),
     }
     strides = ("q_stride", "block_stride", "head_stride", "table_stride")
@@ -260,8 +265,7 @@ def compile_cases() -> Iterator[CompileCase]:
                     },
                     {
                         "GROUPS": 4, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim),
-                        "BLOCK_M": rows, "KEYS": keys, "BLOCK_SIZE": 16, "SPLIT": SPLIT, "WINDOW": window,
-                        "FLOAT8": float8,
+                        "BLOCK_M": rows, "KEYS": keys, "BLOCK_SIZE": 16, "WINDOW": window, "FLOAT8": float8,
                     },
                     num_warps=num_warps,
                     num_stages=num_stages,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.float8 import encode_e4m3
+from kernels.kv_pool import KVPool
 
 
 @triton.jit
@@ -74,28 +74,25 @@ def _rope_and_write_kv(
 
 
 def rope_and_write_kv(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, k_pool: Tensor, v_pool: Tensor, slots: Tensor,
-    q_norm: Tensor | None, k_norm: Tensor | None, eps: float, k_scales: Tensor | None, v_scales: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor, pool: KVPool, slots: Tensor,
+    q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
     """`kernels.rotary.rope_and_write_kv`; q, k and v may be views of the packed product (last two axes contiguous).
 
-    slots: [tokens] int32 or int64. k_pool, v_pool: any strides of blocks and heads; a head's block contiguous.
+    slots: [tokens] int32 or int64. The pool: any strides of blocks and heads; a head's block contiguous.
     """
     tokens, heads, head_dim = q.shape
     assert (q_norm is None) == (k_norm is None), "models normalise both or neither"
     q, k, v = (x if x.stride()[1:] == (head_dim, 1) else x.contiguous() for x in (q, k, v))
     out = q.new_empty(tokens, heads, head_dim)
-    is_float8 = k_pool.dtype == torch.float8_e4m3fn
-    if is_float8:
-        assert k_scales is not None and v_scales is not None, "a float8 pool has scales"
-        k_pool, v_pool = k_pool.view(torch.uint8), v_pool.view(torch.uint8)
+    k_pool, v_pool = pool.codes
     if tokens:
         _rope_and_write_kv[(tokens, heads + k.shape[1])](
             q, k, v, cos, sin, q if q_norm is None else q_norm, k if k_norm is None else k_norm, out, k_pool, v_pool,
-            cos if k_scales is None else k_scales, cos if v_scales is None else v_scales, slots,
+            cos if pool.k_scales is None else pool.k_scales, cos if pool.v_scales is None else pool.v_scales, slots,
             q.stride(0), k.stride(0), v.stride(0), k_pool.stride(0), k_pool.stride(1), k_pool.shape[2], heads, eps,
             HEAD_DIM=head_dim, BLOCK_HALF=triton.next_power_of_2(head_dim // 2), NORMS=q_norm is not None,
-            FLOAT8=is_float8, num_warps=1,
+            FLOAT8=pool.is_float8, num_warps=1,
         )  # fmt: skip
     return out
 

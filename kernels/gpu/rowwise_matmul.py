@@ -44,7 +44,7 @@ def _quantize_rows(x, codes, scales, width, BLOCK: tl.constexpr, FLOAT8: tl.cons
         tl.store(codes + row * width + columns, code, mask=columns < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m_rows"])
 def _rowwise_matmul(
     x, weight, x_scales, w_scales, bias, out, m_rows, n_columns, k_inputs,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr,

@@ -53,84 +53,80 @@ def _scaled(row, columns, vocab, temperature):
 
 
 @triton.jit
-def _draw(logits, out, temperatures, top_ks, top_ps, log_min_ps, keys, seconds, row_stride, vocab, BLOCK: tl.constexpr):
-    index = tl.program_id(0)
-    row = logits + index.to(tl.int64) * row_stride
-    temperature, top_k = tl.load(temperatures + index), tl.load(top_ks + index).to(tl.int32)
-    top_p, log_min_p = tl.load(top_ps + index), tl.load(log_min_ps + index)
+def _top_k_bound(row, vocab, temperature, top_k, BLOCK: tl.constexpr):
+    """The rank of the top_k-th value, two bits a pass: at least top_k values have it or a higher one."""
     lanes = tl.arange(0, BLOCK)
     one = tl.full([], 1, tl.uint32)
+    found = tl.full([], 0, tl.uint32)
+    for step in range(16):
+        unit = one << tl.cast(30 - 2 * step, tl.uint32)
+        first = tl.full([], 0, tl.int32)
+        second = tl.full([], 0, tl.int32)
+        third = tl.full([], 0, tl.int32)
+        for start in range(0, vocab, BLOCK):
+            inside = start + lanes < vocab
+            rank = _ordered(_scaled(row, start + lanes, vocab, temperature))
+            first += tl.sum(((rank >= found + unit) & inside).to(tl.int32), axis=0)
+            second += tl.sum(((rank >= found + 2 * unit) & inside).to(tl.int32), axis=0)
+            third += tl.sum(((rank >= found + 3 * unit) & inside).to(tl.int32), axis=0)
+        digits = (first >= top_k).to(tl.uint32) + (second >= top_k).to(tl.uint32) + (third >= top_k).to(tl.uint32)
+        found += digits * unit
+    return found
 
-    largest = tl.full([], float("-inf"), tl.float32)
+
+@triton.jit
+def _num_above(row, vocab, temperature, bound, BLOCK: tl.constexpr):
+    """How many values rank above `bound`."""
+    lanes = tl.arange(0, BLOCK)
+    above = tl.full([], 0, tl.int32)
     for start in range(0, vocab, BLOCK):
-        largest = tl.maximum(largest, tl.max(_scaled(row, start + lanes, vocab, temperature), axis=0))
-    # What is kept: everything above `low` in order, and the first `ties` equal to it.
-    low = _ordered(largest + log_min_p)
-    ties = tl.full([], 2147483647, tl.int32)
+        rank = _ordered(_scaled(row, start + lanes, vocab, temperature))
+        above += tl.sum(((rank > bound) & (start + lanes < vocab)).to(tl.int32), axis=0)
+    return above
 
-    if (top_k > 0) & (top_k < vocab):
-        found = tl.full([], 0, tl.uint32)
-        for step in range(16):
-            unit = one << tl.cast(30 - 2 * step, tl.uint32)
-            first = tl.full([], 0, tl.int32)
-            second = tl.full([], 0, tl.int32)
-            third = tl.full([], 0, tl.int32)
-            for start in range(0, vocab, BLOCK):
-                inside = start + lanes < vocab
-                rank = _ordered(_scaled(row, start + lanes, vocab, temperature))
-                first += tl.sum(((rank >= found + unit) & inside).to(tl.int32), axis=0)
-                second += tl.sum(((rank >= found + 2 * unit) & inside).to(tl.int32), axis=0)
-                third += tl.sum(((rank >= found + 3 * unit) & inside).to(tl.int32), axis=0)
-            digits = (first >= top_k).to(tl.uint32) + (second >= top_k).to(tl.uint32) + (third >= top_k).to(tl.uint32)
-            found += digits * unit
-        if found >= low:
-            above = tl.full([], 0, tl.int32)
-            for start in range(0, vocab, BLOCK):
-                rank = _ordered(_scaled(row, start + lanes, vocab, temperature))
-                above += tl.sum(((rank > found) & (start + lanes < vocab)).to(tl.int32), axis=0)
-            low = found
-            ties = top_k - above
 
-    if top_p < 1.0:
-        total = tl.full([], 0.0, tl.float32)
-        tied = tl.full([], 0, tl.int32)
+@triton.jit
+def _mass_above(row, vocab, temperature, largest, bound, BLOCK: tl.constexpr):
+    """(Σ exp(value − largest) over the values that rank above `bound`, how many rank equal to it)."""
+    lanes = tl.arange(0, BLOCK)
+    mass = tl.full([], 0.0, tl.float32)
+    tied = tl.full([], 0, tl.int32)
+    for start in range(0, vocab, BLOCK):
+        scaled = _scaled(row, start + lanes, vocab, temperature)
+        rank = _ordered(scaled)
+        mass += tl.sum(tl.where(rank > bound, tl.exp(scaled - largest), 0.0), axis=0)
+        tied += tl.sum(((rank == bound) & (start + lanes < vocab)).to(tl.int32), axis=0)
+    return mass, tied
+
+
+@triton.jit
+def _top_p_bound(row, vocab, temperature, largest, low, wanted, BLOCK: tl.constexpr):
+    """The highest rank from which upwards the values above `low` have the mass `wanted`, two bits a pass."""
+    lanes = tl.arange(0, BLOCK)
+    one = tl.full([], 1, tl.uint32)
+    found = tl.full([], 0, tl.uint32)
+    for step in range(16):
+        unit = one << tl.cast(30 - 2 * step, tl.uint32)
+        first_mass = tl.full([], 0.0, tl.float32)
+        second_mass = tl.full([], 0.0, tl.float32)
+        third_mass = tl.full([], 0.0, tl.float32)
         for start in range(0, vocab, BLOCK):
             scaled = _scaled(row, start + lanes, vocab, temperature)
             rank = _ordered(scaled)
-            total += tl.sum(tl.where(rank > low, tl.exp(scaled - largest), 0.0), axis=0)
-            tied += tl.sum(((rank == low) & (start + lanes < vocab)).to(tl.int32), axis=0)
-        tied_mass = tl.minimum(tied, ties).to(tl.float32) * tl.exp(_value(low) - largest)
-        wanted = top_p * (total + tied_mass)
-        found = low
-        if total >= wanted:
-            found = tl.full([], 0, tl.uint32)
-            for step in range(16):
-                unit = one << tl.cast(30 - 2 * step, tl.uint32)
-                first_mass = tl.full([], 0.0, tl.float32)
-                second_mass = tl.full([], 0.0, tl.float32)
-                third_mass = tl.full([], 0.0, tl.float32)
-                for start in range(0, vocab, BLOCK):
-                    scaled = _scaled(row, start + lanes, vocab, temperature)
-                    rank = _ordered(scaled)
-                    mass = tl.where(rank > low, tl.exp(scaled - largest), 0.0)
-                    first_mass += tl.sum(tl.where(rank >= found + unit, mass, 0.0), axis=0)
-                    second_mass += tl.sum(tl.where(rank >= found + 2 * unit, mass, 0.0), axis=0)
-                    third_mass += tl.sum(tl.where(rank >= found + 3 * unit, mass, 0.0), axis=0)
-                digits = (first_mass >= wanted).to(tl.uint32) + (second_mass >= wanted).to(tl.uint32)
-                digits += (third_mass >= wanted).to(tl.uint32)
-                found += digits * unit
-        above_mass = tl.full([], 0.0, tl.float32)
-        for start in range(0, vocab, BLOCK):
-            scaled = _scaled(row, start + lanes, vocab, temperature)
-            above_mass += tl.sum(tl.where(_ordered(scaled) > found, tl.exp(scaled - largest), 0.0), axis=0)
-        each = tl.exp(_value(found) - largest)
-        needed = tl.maximum(tl.ceil((wanted - above_mass) / each), 1.0)
-        fit = tl.minimum(needed, 2147483520.0).to(tl.int32)
-        ties = tl.where(found == low, tl.minimum(ties, fit), fit)
-        low = found
+            mass = tl.where(rank > low, tl.exp(scaled - largest), 0.0)
+            first_mass += tl.sum(tl.where(rank >= found + unit, mass, 0.0), axis=0)
+            second_mass += tl.sum(tl.where(rank >= found + 2 * unit, mass, 0.0), axis=0)
+            third_mass += tl.sum(tl.where(rank >= found + 3 * unit, mass, 0.0), axis=0)
+        digits = (first_mass >= wanted).to(tl.uint32) + (second_mass >= wanted).to(tl.uint32)
+        digits += (third_mass >= wanted).to(tl.uint32)
+        found += digits * unit
+    return found
 
-    key = tl.load(keys + index).to(tl.uint32)
-    second_key = tl.load(seconds + index).to(tl.uint32)
+
+@triton.jit
+def _best_with_noise(row, vocab, temperature, low, ties, key, second_key, BLOCK: tl.constexpr):
+    """The token of the largest value + noise among the kept: above `low`, and the first `ties` equal to it."""
+    lanes = tl.arange(0, BLOCK)
     best = tl.full([], float("-inf"), tl.float64)
     token = tl.full([], 0, tl.int32)
     tied_before = tl.full([], 0, tl.int32)
@@ -151,10 +147,50 @@ def _draw(logits, out, temperatures, top_ks, top_ps, log_min_ps, keys, seconds, 
         token = tl.where(block_best > best, block_token, token)
         best = tl.maximum(best, block_best)
         tied_before += tl.sum(is_tied.to(tl.int32), axis=0)
-    tl.store(out + index, token)
+    return token
 
 
-@triton.jit
+# Rows of one tensor a step, aligned or not by the number of requests: no reason to compile another variant.
+@triton.jit(
+    do_not_specialize_on_alignment=["logits", "temperatures", "top_ks", "top_ps", "log_min_ps", "keys", "seconds"]
+)
+def _draw(logits, out, temperatures, top_ks, top_ps, log_min_ps, keys, seconds, row_stride, vocab, BLOCK: tl.constexpr):
+    index = tl.program_id(0)
+    row = logits + index.to(tl.int64) * row_stride
+    temperature, top_k = tl.load(temperatures + index), tl.load(top_ks + index).to(tl.int32)
+    top_p, log_min_p = tl.load(top_ps + index), tl.load(log_min_ps + index)
+    largest = tl.full([], float("-inf"), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        largest = tl.maximum(largest, tl.max(_scaled(row, start + tl.arange(0, BLOCK), vocab, temperature), axis=0))
+    # What is kept: everything above `low` in order, and the first `ties` equal to it.
+    low = _ordered(largest + log_min_p)
+    ties = tl.full([], 2147483647, tl.int32)
+
+    if (top_k > 0) & (top_k < vocab):
+        found = _top_k_bound(row, vocab, temperature, top_k, BLOCK)
+        if found >= low:
+            low = found
+            ties = top_k - _num_above(row, vocab, temperature, found, BLOCK)
+
+    if top_p < 1.0:
+        total, tied = _mass_above(row, vocab, temperature, largest, low, BLOCK)
+        wanted = top_p * (total + tl.minimum(tied, ties).to(tl.float32) * tl.exp(_value(low) - largest))
+        found = low
+        if total >= wanted:
+            found = _top_p_bound(row, vocab, temperature, largest, low, wanted, BLOCK)
+        above, _ = _mass_above(row, vocab, temperature, largest, found, BLOCK)
+        needed = tl.maximum(tl.ceil((wanted - above) / tl.exp(_value(found) - largest)), 1.0)
+        fit = tl.minimum(needed, 2147483520.0).to(tl.int32)
+        ties = tl.where(found == low, tl.minimum(ties, fit), fit)
+        low = found
+
+    key, second_key = tl.load(keys + index).to(tl.uint32), tl.load(seconds + index).to(tl.uint32)
+    tl.store(out + index, _best_with_noise(row, vocab, temperature, low, ties, key, second_key, BLOCK))
+
+
+@triton.jit(
+    do_not_specialize=["width"], do_not_specialize_on_alignment=["logits", "repetitions", "presences", "frequencies"]
+)
 def _penalize(logits, ids, counts, repetitions, presences, frequencies, row_stride, width, BLOCK: tl.constexpr):
     """ids: [rows, width] different tokens of each row, −1 behind the last; counts: how often each is in the answer."""
     index = tl.program_id(0)

@@ -22,7 +22,7 @@ BLOCK_Q, BLOCK_V, BLOCK_D = 16, 64, 64
 MAX_PARTS = 264
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_queries", "num_vectors"])
 def _search(
     queries, vectors, scales, keys, num_queries, num_vectors, dim, part_size,
     BLOCK_Q: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, K: tl.constexpr, SCALED: tl.constexpr,

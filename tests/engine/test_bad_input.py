@@ -207,6 +207,7 @@ def test_the_smallest_temperatures_choose_the_best_token(engine: Engine, tempera
         ("deterministic", ("no", 1, None)),
         ("check_integrity", ("no", 1, None)),
         ("dtype", ("int3", "", None, 5, [])),
+        ("kv_cache_dtype", ("int8", "", None, 5, [])),
         ("device", (None, 5, "a\0b")),
         ("model", (None, 5, b"x", "a\0b")),
         ("speculation", ("on", None, True, [])),

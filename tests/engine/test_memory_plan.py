@@ -9,7 +9,7 @@ import torch
 from engine import Engine, EngineConfig, errors
 from engine.available_memory import available_bytes
 from engine.memory_plan import CPU_KV_BYTES, CPU_OVERHEAD_BYTES, MemoryPlan, weight_bytes
-from engine.step_decoder import PACKED
+from engine.step_memory import PACKED
 from engine.weights import FolderCheckpoint, GGUFCheckpoint, open_checkpoint
 from tests.engine.test_gguf import write_model
 from tests.engine.test_packed import save_wide_model

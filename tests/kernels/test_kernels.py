@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels import (
     AttentionBatch,
+    KVPool,
     PagedAttention,
     add_rms_norm,
     paged_attention,
@@ -16,7 +17,7 @@ from kernels import (
     silu_and_mul,
 )
 from kernels.rms_norm import reference as rms_norm_reference
-from kernels.rotary import rotate, write_kv
+from kernels.rotary import rotate
 
 BLOCK = 4
 CPU = torch.device("cpu")
@@ -63,7 +64,7 @@ def test_rotation_is_a_complex_product_of_paired_halves() -> None:
 def test_kv_is_written_at_its_slots_and_slot_minus_one_is_skipped() -> None:
     k_pool, v_pool = torch.zeros(3, 2, BLOCK, 6), torch.zeros(3, 2, BLOCK, 6)
     k, v = torch.randn(3, 2, 6), torch.randn(3, 2, 6)
-    write_kv(k, v, k_pool, v_pool, torch.tensor([9, -1, 2]))
+    KVPool(k_pool, v_pool).write(k, v, torch.tensor([9, -1, 2]))
     assert torch.equal(k_pool[2, :, 1], k[0])
     assert torch.equal(v_pool[0, :, 2], v[2])
     assert int((k_pool.abs().sum((1, 3)) > 0).sum()) == 2
@@ -74,7 +75,7 @@ def test_rope_and_write_normalises_q_and_k_where_the_model_does() -> None:
     cos, sin = torch.ones(2, 1, 4), torch.zeros(2, 1, 4)
     pools = torch.zeros(1, 2, BLOCK, 8), torch.zeros(1, 2, BLOCK, 8)
     q_norm, k_norm = torch.randn(8), torch.randn(8)
-    out = rope_and_write_kv(q, k, v, cos, sin, *pools, torch.tensor([0, 1]), q_norm, k_norm, 1e-6)
+    out = rope_and_write_kv(q, k, v, cos, sin, KVPool(*pools), torch.tensor([0, 1]), q_norm, k_norm, 1e-6)
     torch.testing.assert_close(out, rms_norm(q, q_norm, 1e-6))
     torch.testing.assert_close(pools[0][0, :, :2].transpose(0, 1), rms_norm(k, k_norm, 1e-6))
     assert torch.equal(pools[1][0, :, :2].transpose(0, 1), v)
@@ -118,7 +119,7 @@ def test_attention_equals_a_dense_softmax_in_float64(
     head_dim = 8
     batch, k_pool, v_pool = make_step(lens, kv_heads, head_dim, seed)
     q = torch.randn(sum(query for query, _ in lens), groups * kv_heads, head_dim)
-    out = PagedAttention(batch, groups * kv_heads, kv_heads, head_dim**-0.5)(q, k_pool, v_pool, window)
+    out = PagedAttention(batch, groups * kv_heads, kv_heads, head_dim**-0.5)(q, KVPool(k_pool, v_pool), window)
     expected, start = torch.empty_like(q), 0
     for (query_len, context), table in zip(lens, batch.block_tables, strict=True):
         k = torch.cat([k_pool[block] for block in table], dim=1)[:, :context].double()
@@ -132,7 +133,7 @@ def test_attention_equals_a_dense_softmax_in_float64(
                 expected[start + row, head] = (weights @ values).float()
         start += query_len
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-4)
-    ours = paged_attention.reference(q, k_pool, v_pool, batch, head_dim**-0.5, window)
+    ours = paged_attention.reference(q, KVPool(k_pool, v_pool), batch, head_dim**-0.5, window)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -140,6 +141,23 @@ def test_attention_equals_a_dense_softmax_in_float64(
 def test_attention_in_half_precision_stays_close_to_float32(dtype: torch.dtype) -> None:
     batch, k_pool, v_pool = make_step([(1, 30), (5, 17), (1, 3)], 2, 16, seed=3)
     q = torch.randn(7, 6, 16)
-    whole = PagedAttention(batch, 6, 2, 0.25)(q, k_pool, v_pool)
-    half = PagedAttention(batch, 6, 2, 0.25)(q.to(dtype), k_pool.to(dtype), v_pool.to(dtype))
+    whole = PagedAttention(batch, 6, 2, 0.25)(q, KVPool(k_pool, v_pool))
+    half = PagedAttention(batch, 6, 2, 0.25)(q.to(dtype), KVPool(k_pool.to(dtype), v_pool.to(dtype)))
     torch.testing.assert_close(half.float(), whole, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_attention_over_a_float8_pool_reads_it_with_its_scales(deterministic: bool) -> None:
+    batch, k_pool, v_pool = make_step([(1, 30), (5, 17), (1, 3)], 2, 16, seed=3)
+    k_scales, v_scales = torch.tensor([0.5, 0.02]), torch.tensor([0.25, 1.0])
+    shape = (len(k_pool), 2, BLOCK, 16)
+    pool = KVPool(*(torch.zeros(shape).to(torch.float8_e4m3fn) for _ in range(2)), k_scales, v_scales)
+    slots = torch.arange(len(k_pool) * BLOCK)
+    pool.write(*(p.nan_to_num().transpose(1, 2).flatten(0, 1) for p in (k_pool, v_pool)), slots)
+    rounded = KVPool(pool.k.float() * k_scales[:, None, None], pool.v.float() * v_scales[:, None, None])
+    # Three bits behind the leading one: half a step is a sixteenth.
+    torch.testing.assert_close(rounded.v, v_pool.nan_to_num(), atol=1e-3, rtol=1 / 16)
+    q = torch.randn(7, 6, 16)
+    out = PagedAttention(batch, 6, 2, 0.25, deterministic=deterministic)(q, pool)
+    torch.testing.assert_close(out, paged_attention.reference(q, pool, batch, 0.25), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(out, paged_attention.reference(q, rounded, batch, 0.25), atol=1e-5, rtol=1e-4)

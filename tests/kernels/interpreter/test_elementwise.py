@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import add_rms_norm, gelu_and_mul, rms_norm, rope_and_write_kv, rotary, silu_and_mul, uses_triton
+from kernels import KVPool, add_rms_norm, gelu_and_mul, rms_norm, rope_and_write_kv, rotary, silu_and_mul, uses_triton
 from kernels.rms_norm import reference as rms_norm_reference
-from kernels.rotary import write_kv
 from kernels.silu_and_mul import gelu_reference
 from kernels.silu_and_mul import reference as silu_reference
 
@@ -76,8 +75,8 @@ def test_rope_writes_the_packed_product_at_its_slots(
     scales = (torch.rand(2, kv_heads) + 0.01).unbind() if float8 else (None, None)
     ours, theirs = ([torch.zeros(3, kv_heads, BLOCK, head_dim).to(kind) for _ in range(2)] for _ in range(2))
     given_ = (q, k, v, angles.cos(), angles.sin())
-    out = rope_and_write_kv(*given_, *ours, slots, *weights, 1e-6, *scales)
-    expected = rotary.reference(*given_, *theirs, slots, *weights, 1e-6, *scales)
+    out = rope_and_write_kv(*given_, KVPool(*ours, *scales), slots, *weights)
+    expected = rotary.reference(*given_, KVPool(*theirs, *scales), slots, *weights)
     assert relative_error(out, expected) < TOLERANCE[dtype]
     assert relative_error(ours[0].float(), theirs[0].float()) < (0.02 if float8 else TOLERANCE[dtype])
     assert torch.equal(ours[1].float(), theirs[1].float())
@@ -92,8 +91,8 @@ def test_float8_codes_are_torchs_in_every_binade_and_saturate() -> None:
     tokens = len(values)
     ours, theirs = ([torch.zeros(tokens, 1, 1, 512).to(torch.float8_e4m3fn) for _ in range(2)] for _ in range(2))
     cos, sin, slots, ones = torch.ones(tokens, 1, 256), torch.zeros(tokens, 1, 256), torch.arange(tokens), torch.ones(1)
-    rope_and_write_kv(values, values, values, cos, sin, *ours, slots, None, None, 1e-6, ones, ones)
-    write_kv(values, values, *theirs, slots, ones, ones)
+    rope_and_write_kv(values, values, values, cos, sin, KVPool(*ours, ones, ones), slots)
+    KVPool(*theirs, ones, ones).write(values, values, slots)
     for our, their in zip(ours, theirs, strict=True):
         assert torch.equal(our.float(), their.float())
 
@@ -103,6 +102,6 @@ def test_keys_go_to_slots_more_than_two_to_the_31_elements_away() -> None:
     pool = torch.empty(2 * 2**31 + 64, dtype=torch.float16).as_strided((3, 1, BLOCK, 8), (2**31, BLOCK * 8, 8, 1))
     q = torch.randn(2, 1, 8).half()
     cos, sin = torch.ones(2, 1, 4), torch.zeros(2, 1, 4)
-    rope_and_write_kv(q, q, q, cos, sin, pool, pool, torch.tensor([9, 5]))
+    rope_and_write_kv(q, q, q, cos, sin, KVPool(pool, pool), torch.tensor([9, 5]))
     assert torch.equal(pool[2, 0, 1], q[0, 0])
     assert torch.equal(pool[1, 0, 1], q[1, 0])

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine import Engine, SamplingParams
 from engine.decoder import Decoder
 from engine.step_batch import StepBatch
+from engine.step_graphs import StepGraphs
 from kernels import dispatch
 from tests.engine.conftest import make_tiny_engine
 from tests.engine.tiny_models import save_tiny_model
@@ -58,17 +60,38 @@ def test_recorded_steps_give_the_same_tokens_whatever_the_bucket(folder: Path, b
     decoder.record_graphs(
         engine.runner.num_blocks, 4, max_tokens=12, max_query_len=3, max_context_len=64, record=lambda run: run
     )
-    for k_pool, v_pool in decoder.pools:  # whatever is read but belongs to nobody shows
-        k_pool[:-1].fill_(float("nan"))
-        v_pool[:-1].fill_(float("nan"))
+    for pool in decoder.pools:  # whatever is read but belongs to nobody shows
+        pool.k[:-1].fill_(float("nan"))
+        pool.v[:-1].fill_(float("nan"))
     assert answers(engine) == by_torch
     graphs = decoder.graphs
     assert graphs is not None
     assert graphs.num_replays > 1
     assert graphs.buckets == [1, 2, 4, 8, 12]
-    for k_pool, v_pool in decoder.pools:
-        assert k_pool[-1].abs().max() == 0
-        assert v_pool[-1].abs().max() == 0
+    for pool in decoder.pools:
+        assert pool.k[-1].abs().max() == 0
+        assert pool.v[-1].abs().max() == 0
+
+
+@pytest.mark.parametrize("folder", ["qwen3"], indirect=True)
+def test_float8_keys_and_values_give_the_tokens_of_torch_with_and_without_graphs(folder: Path) -> None:
+    settings = {
+        "max_num_batched_tokens": 12, "kv_cache_dtype": "fp8", "max_model_len": 16, "enable_prefix_caching": False,
+    }  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatch, "forced", lambda: "torch")
+        expected = answers(make_tiny_engine(folder, **settings))
+    engine = make_tiny_engine(folder, **settings)
+    decoder = engine.runner.decoder
+    assert isinstance(decoder, Decoder)
+    assert answers(engine) == expected
+    decoder.record_graphs(
+        engine.runner.num_blocks, 4, max_tokens=12, max_query_len=3, max_context_len=16, record=lambda run: run
+    )
+    assert decoder.pools[0].k.dtype == torch.float8_e4m3fn
+    assert answers(engine) == expected
+    assert decoder.graphs is not None
+    assert decoder.graphs.num_replays > 1
 
 
 def test_steps_that_no_graph_serves_are_computed_without(tmp_path: Path) -> None:
@@ -83,7 +106,29 @@ def test_steps_that_no_graph_serves_are_computed_without(tmp_path: Path) -> None
     many.add([1, 2, 3, 4, 5], 0, [0, 1])
     assert graphs.replay(long) is None
     assert graphs.replay(many) is None
-    graphs.max_items = 0
-    short = StepBatch(4)
-    short.add([1], 0, [0])
-    assert graphs.replay(short) is None
+
+
+def test_a_graphs_block_tables_are_the_steps_whatever_was_in_the_buffers_before() -> None:
+    graphs = StepGraphs(
+        lambda inputs, rows: inputs.block_tables.clone(), lambda run: run, torch.device("cpu"), max_tokens=4,
+        max_query_len=1, max_context_len=64, max_items=8, block_size=4, groups=1, dummy_block=99,
+    )  # fmt: skip
+    first, second = [7, 8, 9], [3]
+    steps = [
+        [(first, 11), (second, 2)],
+        [(first, 12), (second, 3)],  # nothing new
+        [([*first, 5, 6], 17), (second, 4), ([1, 2], 5)],  # wider
+        [([*second, 11], 5)],  # another in the first row
+        [([3, 12], 5)],  # preempted, and come back with other blocks
+    ]
+    for step in steps:
+        batch = StepBatch(4)
+        for table, context_len in step:
+            batch.add([1], context_len - 1, table)
+        tables = graphs.replay(batch)
+        assert tables is not None
+        for row, (table, context_len) in zip(tables.tolist(), step, strict=True):
+            used = -(-context_len // 4)
+            assert row[:used] == table[:used]
+        if len(step) == 3:  # padded to four
+            assert graphs.inputs.block_tables[3, 0] == 99
