@@ -1,9 +1,10 @@
 """`python benchmarks/gpu.py`: builds, checks and times the GPU path on one card, in under nine minutes.
 
 Needs torch, triton, numpy, safetensors, tokenizers, jinja2 and transformers; makes its own random weights in the real
-shapes. Prints a table and writes JSON. Every part can be left out: `--skip kernels,peer`. `--dry-run` runs every part
-in Triton's interpreter on the CPU with sizes that mean nothing, so that the script is known to work; its figures are
-neither printed nor kept.
+shapes. Prints a table and writes JSON. Every part can be left out: `--skip kernels,peer`. Every part has so many
+seconds, and what the parts before it did not use; a part that needs more measures less and says what it left out.
+`--dry-run` runs every part in Triton's interpreter on the CPU with sizes that mean nothing, so that the script is known
+to work; its figures are neither printed nor kept.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import gc
 import json
 import os
-import random
+import signal
 import sys
 import time
 import traceback
@@ -23,8 +24,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-PARTS = ("ceilings", "kernels", "equivalences", "decode", "offline", "peer", "prefix")
-LIMIT_S = 9 * 60
+# Seconds that each may take. The peer goes last, since its compiler cannot be told to be quick.
+PARTS = {
+    "ceilings": 10, "kernels": 90, "equivalences": 70, "decode": 150, "offline": 50, "prefix": 20, "peer": 130,
+}  # fmt: skip
+LIMIT_S = 530
+
+
+class OutOfTimeError(Exception):
+    """The nine minutes are over."""
 
 
 class Bench:
@@ -37,7 +45,16 @@ class Bench:
         self.device = torch.device("cpu" if dry_run else "cuda")
         self.dtype = torch.float16 if dry_run else torch.bfloat16
         self.results: dict[str, Any] = {}
+        self.left_out: list[str] = []
         self.start = time.monotonic()
+        self.deadline = self.start
+
+    def has_time(self, what: str) -> bool:
+        """Whether the part may still begin to measure `what`; notes what it may not."""
+        if self.dry_run or time.monotonic() < self.deadline:
+            return True
+        self.left_out.append(what)
+        return False
 
     def size(self, real: int, small: int) -> int:
         return small if self.dry_run else real
@@ -78,7 +95,8 @@ class Bench:
         if not self.dry_run:
             torch.cuda.empty_cache()
 
-    def engine(self, fields: dict[str, Any], **settings: Any) -> Any:
+    def engine(self, fields: dict[str, Any], *, int4_group: int | None = None, **settings: Any) -> Any:
+        """An engine over random weights, stored in 4 bits as AWQ and GPTQ do where there is an `int4_group`."""
         from benchmarks.random_model import SMALL, make_engine
 
         if self.dry_run:
@@ -86,9 +104,10 @@ class Bench:
             settings |= {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_blocks": 64, "max_model_len": 128}
             settings["dtype"] = settings["dtype"] if settings["dtype"] in ("fp8", "int4") else "float32"
             settings["device"] = "cpu"
+            int4_group = 32 if int4_group else None
         else:
             settings["device"] = "cuda"
-        return make_engine("random", fields, **settings)
+        return make_engine("random", fields, int4_group=int4_group, **settings)
 
 
 def ceilings(bench: Bench) -> dict[str, float]:
@@ -110,6 +129,8 @@ def kernels(bench: Bench) -> list[dict[str, Any]]:
 
     rows = []
     for case in cases(bench.device, bench.dtype, bench.dry_run):
+        if not bench.has_time(case.name):
+            continue
         out, expected = case.run().double(), case.expected().double()
         error = float((out - expected).norm() / expected.norm().clamp(min=1e-30))
         seconds = bench.timed(case.run)
@@ -126,201 +147,6 @@ def kernels(bench: Bench) -> list[dict[str, Any]]:
         if not error <= case.allowed_error:
             raise AssertionError(f"{case.name} errs by {error:.2e}; {case.allowed_error:.0e} is allowed")
     return rows
-
-
-def _prompts(bench: Bench, count: int, least: int, most: int, vocab: int, seed: int = 0) -> list[list[int]]:
-    draw = random.Random(seed)
-    return [[draw.randrange(256, vocab - 1) for _ in range(draw.randint(least, most))] for _ in range(count)]
-
-
-def equivalences(bench: Bench) -> dict[str, Any]:
-    """Greedy tokens with graphs and without, with speculation and without, from a cold and a warm cache.
-
-    In bfloat16 two ways of computing may break a near-tie in different ways, after which answers part: counted is how
-    many agree in full, and the share of tokens before the first difference. The deterministic engine must agree to the
-    token.
-    """
-    from benchmarks.random_model import QWEN3_600M
-    from engine import SamplingParams
-
-    vocab = bench.size(QWEN3_600M["vocab_size"], 320)
-    length = bench.size(300, 8)
-    prompts = [prompt * 2 for prompt in _prompts(bench, bench.size(16, 2), length // 4, length // 2, vocab)]
-    params = SamplingParams(max_tokens=bench.size(64, 2), temperature=0, ignore_eos=True)
-    answers: dict[str, list[list[int]]] = {}
-    settings: dict[str, Any] = {
-        "dtype": "bfloat16", "max_num_seqs": 16, "max_num_batched_tokens": 2048, "max_model_len": 4096,
-    }  # fmt: skip
-
-    def answer(engine: Any) -> list[list[int]]:
-        return [output.token_ids for output in engine.generate(prompts, params)]
-
-    engine = bench.engine(QWEN3_600M, speculation="off", **settings)
-    decoder = engine.runner.decoder
-    if bench.dry_run:
-        decoder.record_graphs(
-            engine.runner.num_blocks, 16, max_tokens=4, max_query_len=1, max_context_len=128, record=lambda run: run
-        )
-    answers["cold"] = answer(engine)
-    answers["warm"] = answer(engine)
-    replays = decoder.graphs.num_replays
-    decoder.graphs = None
-    answers["eager"] = answer(engine)
-    del engine, decoder
-    bench.free()
-    answers["speculative"] = answer(bench.engine(QWEN3_600M, speculation="ngram", **settings))
-    bench.free()
-    exact = {
-        kind: answer(bench.engine(QWEN3_600M, speculation=kind, deterministic=True, **settings))
-        for kind in ("off", "ngram")
-    }
-    bench.free()
-    if replays == 0:
-        raise AssertionError("no step was replayed as a graph")
-    if exact["off"] != exact["ngram"]:
-        raise AssertionError("the deterministic engine gives other tokens with speculation than without")
-    base = answers["cold"]
-    return {"replays": replays} | {
-        f"cold equals {name}": {
-            "answers": sum(a == b for a, b in zip(base, other, strict=True)) / len(base),
-            "tokens": sum(_common(a, b) for a, b in zip(base, other, strict=True)) / sum(map(len, base)),
-        }
-        for name, other in answers.items()
-        if name != "cold"
-    }
-
-
-def _common(first: list[int], second: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b), len(first))
-
-
-def decode(bench: Bench) -> list[dict[str, Any]]:
-    """Llama-3.1-8B's shapes: tokens a second at several batches, time to the first token, share of the roofline."""
-    from benchmarks.random_model import LLAMA_8B
-
-    vocab = bench.size(LLAMA_8B["vocab_size"], 320)
-    rows = []
-    for dtype in ("bfloat16", "fp8", "int4"):
-        engine = bench.engine(
-            LLAMA_8B, dtype=dtype, max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=16384,
-            speculation="off",
-        )  # fmt: skip
-        read_bytes = _bytes_of(engine.runner.decoder)
-        for batch in (1, 8, 64, 256) if not bench.dry_run else (1, 2):
-            step_s, context, gap_s = _decode_step_s(bench, engine, batch, vocab)
-            kv_bytes = batch * context * engine.runner.kv_bytes_per_token
-            row = {
-                "dtype": dtype, "batch": batch, "tokens_per_s": batch / step_s, "step_s": step_s,
-                "gap_s": gap_s, "gb_s": (read_bytes + kv_bytes) / step_s / 1e9,
-            }  # fmt: skip
-            if "ceilings" in bench.results:
-                row["share_of_copy"] = row["gb_s"] / bench.results["ceilings"]["copy_gb_s"]
-            rows.append(row)
-        for length in (bench.size(1024, 5), bench.size(8192, 9)):
-            rows.append({"dtype": dtype, "prompt": length, "ttft_s": _ttft_s(bench, engine, length, vocab)})
-        del engine
-        bench.free()
-    return rows
-
-
-def _bytes_of(decoder: Any) -> int:
-    """Bytes of weights that a decode step reads."""
-    import torch
-
-    def size(value: object) -> int:
-        if isinstance(value, torch.Tensor):
-            return value.numel() * value.element_size()
-        return sum(size(part) for part in vars(value).values()) if hasattr(value, "__dict__") else 0
-
-    layers = sum(size(part) for layer in decoder.layers for name, part in vars(layer).items() if name != "config")
-    return layers + size(decoder.norm) + size(decoder.head)
-
-
-def _decode_step_s(bench: Bench, engine: Any, batch: int, vocab: int) -> tuple[float, int, float]:
-    """(median seconds of a step in which every sequence decodes, mean context, seconds beside the recorded layers)."""
-    import torch
-
-    from engine import SamplingParams
-
-    steps = bench.size(48, 1)
-    prompts = _prompts(bench, batch, bench.size(128, 4), bench.size(128, 4), vocab, seed=batch)
-    params = SamplingParams(max_tokens=steps + 8, temperature=0, ignore_eos=True)
-    for prompt in prompts:
-        engine.add(engine.make_requests(prompt, params))
-    while engine.scheduler.waiting or any(not request.is_decoding for request in engine.scheduler.running):
-        _step(engine)
-    _step(engine)
-    times, replay_times = [], []
-    for _ in range(steps):
-        bench.synchronize()
-        start = time.perf_counter()
-        _step(engine)
-        bench.synchronize()
-        times.append(time.perf_counter() - start)
-    context = sum(request.num_tokens for request in engine.scheduler.running) // max(1, len(engine.scheduler.running))
-    graphs = engine.runner.decoder.graphs
-    if not bench.dry_run and graphs is not None:
-        # The recorded layers alone, again and again: the rest of a step is the head, sampling and the scheduler.
-        bucket = next(size for size in graphs.buckets if size >= batch)
-        for _ in range(10):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graphs._replays[1, bucket]()
-            end.record()
-            end.synchronize()
-            replay_times.append(begin.elapsed_time(end) / 1e3)
-    while engine.has_work:
-        _step(engine)
-    median = sorted(times)[len(times) // 2]
-    return median, context, median - sorted(replay_times)[len(replay_times) // 2] if replay_times else 0.0
-
-
-def _step(engine: Any) -> None:
-    for delta in engine.step():
-        if delta.error is not None:
-            raise delta.error
-
-
-def _ttft_s(bench: Bench, engine: Any, length: int, vocab: int, seed: int = 99) -> float:
-    from engine import SamplingParams
-
-    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-    times = []
-    for attempt in range(1 if bench.dry_run else 4):
-        (prompt,) = _prompts(bench, 1, length, length, vocab, seed=seed + attempt)
-        bench.synchronize()
-        start = time.perf_counter()
-        engine.generate(prompt, params)
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
-def offline(bench: Bench) -> dict[str, float]:
-    """nano-vllm's recipe on Qwen3-0.6B's shapes: 256 sequences, 100 to 1,024 random tokens in and out."""
-    from benchmarks.random_model import QWEN3_600M
-    from engine import SamplingParams
-
-    vocab = bench.size(QWEN3_600M["vocab_size"], 320)
-    count, least, most = bench.size(256, 3), bench.size(100, 2), bench.size(1024, 4)
-    engine = bench.engine(
-        QWEN3_600M, dtype="bfloat16", max_num_seqs=256, max_num_batched_tokens=16384, max_model_len=4096,
-        speculation="off",
-    )  # fmt: skip
-    draw = random.Random(0)
-    prompts = _prompts(bench, count, least, most, vocab)
-    lengths = [draw.randint(least, most) for _ in prompts]
-    engine.generate(prompts[0], SamplingParams(max_tokens=2, ignore_eos=True))
-    for prompt, length in zip(prompts, lengths, strict=True):
-        params = SamplingParams(max_tokens=length, temperature=0.6, seed=1, ignore_eos=True)
-        engine.add(engine.make_requests(prompt, params))
-    bench.synchronize()
-    start = time.perf_counter()
-    while engine.has_work:
-        _step(engine)
-    seconds = time.perf_counter() - start
-    del engine
-    bench.free()
-    return {"output_tokens": sum(lengths), "seconds": seconds, "tokens_per_s": sum(lengths) / seconds}
 
 
 def peer(bench: Bench) -> dict[str, float]:
@@ -364,33 +190,6 @@ def peer(bench: Bench) -> dict[str, float]:
     return {"batch": batch, "tokens_per_s": batch * steps / seconds}
 
 
-def prefix(bench: Bench) -> dict[str, float]:
-    """Time to the first token of a prompt that the cache does not know, and of one it knows all but the end of."""
-    from benchmarks.random_model import QWEN3_600M
-    from engine import SamplingParams
-
-    vocab, length = bench.size(QWEN3_600M["vocab_size"], 320), bench.size(8192, 20)
-    engine = bench.engine(
-        QWEN3_600M, dtype="bfloat16", max_num_seqs=8, max_num_batched_tokens=8192, max_model_len=16384,
-        speculation="off",
-    )  # fmt: skip
-    miss = _ttft_s(bench, engine, length, vocab)
-    (prompt,) = _prompts(bench, 1, length, length, vocab, seed=5)
-    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-    engine.generate(prompt, params)
-    times = []
-    for token in range(256, 256 + (1 if bench.dry_run else 4)):
-        bench.synchronize()
-        start = time.perf_counter()
-        output = engine.generate([*prompt, token], params)
-        times.append(time.perf_counter() - start)
-    if output.num_cached_tokens < length - 16:
-        raise AssertionError(f"{output.num_cached_tokens:,} of {length:,} tokens came from the cache")
-    del engine
-    bench.free()
-    return {"prompt": length, "miss_s": miss, "hit_s": min(times)}
-
-
 def show(name: str, result: Any) -> None:
     """Print a part's figures, one row a line."""
     print(f"\n{name}")
@@ -402,6 +201,43 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_text(part)}" for key, part in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def run_parts(bench: Bench, parts: list[str]) -> dict[str, str]:
+    """Run and show the parts, each within its time; returns what went wrong, by part."""
+
+    def stop(*_: object) -> None:
+        raise OutOfTimeError(f"the {LIMIT_S} seconds of all parts are over")
+
+    from benchmarks import gpu_engine
+
+    failures = {}
+    if not bench.dry_run:
+        signal.signal(signal.SIGALRM, stop)
+        signal.alarm(LIMIT_S)
+        print("time budget: " + ", ".join(f"{part} {PARTS[part]} s" for part in parts) + f"; {LIMIT_S} s in all")
+    for part in parts:
+        began = time.monotonic()
+        bench.deadline += PARTS[part]
+        if not bench.has_time(part):
+            continue
+        try:
+            bench.results[part] = (globals().get(part) or getattr(gpu_engine, part))(bench)
+        except Exception as error:
+            traceback.print_exc()
+            failures[part] = f"{type(error).__name__}: {error}"
+            bench.free()
+            continue
+        if bench.dry_run:
+            print(f"{part}: ran")
+        else:
+            show(f"{part} ({time.monotonic() - began:.0f} of {PARTS[part]} s)", bench.results[part])
+    signal.alarm(0)
+    for what in bench.left_out:
+        print(f"left out for want of time: {what}")
+    for part, failure in failures.items():
+        print(f"{part} FAILED: {failure}", file=sys.stderr)
+    return failures
 
 
 def main() -> int:
@@ -435,34 +271,15 @@ def main() -> int:
             print(reason, file=sys.stderr)
             return 2
     bench = Bench(arguments.dry_run)
-    failures = {}
-    for part in PARTS:
-        if part in skipped or (chosen and part not in chosen):
-            continue
-        if time.monotonic() - bench.start > LIMIT_S - 60:
-            failures[part] = "left out: the nine minutes are nearly over"
-            continue
-        began = time.monotonic()
-        try:
-            bench.results[part] = globals()[part](bench)
-        except Exception as error:
-            traceback.print_exc()
-            failures[part] = f"{type(error).__name__}: {error}"
-            bench.free()
-            continue
-        if bench.dry_run:
-            print(f"{part}: ran")
-        else:
-            show(f"{part} ({time.monotonic() - began:.0f} s)", bench.results[part])
-    for part, failure in failures.items():
-        print(f"{part} FAILED: {failure}", file=sys.stderr)
+    parts = [part for part in PARTS if part not in skipped and (not chosen or part in chosen)]
+    failures = run_parts(bench, parts)
     if not arguments.dry_run:
         card = torch.cuda.get_device_name(0)
         name = "-".join(card.lower().split())
         output = arguments.output or Path(__file__).resolve().parent / "results" / f"gpu-{name}.json"
         record = {
             "card": card, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "machine": describe_machine(),
-            "results": bench.results, "failures": failures,
+            "results": bench.results, "failures": failures, "left_out": bench.left_out,
         }  # fmt: skip
         output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"\nwritten to {output}")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels import (
     AttentionBatch,
+    KVPool,
     PagedAttention,
     add_rms_norm,
     paged_attention,
@@ -70,7 +71,7 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> Iterator[Ker
     cos, sin, slots = angles.cos(), angles.sin(), torch.arange(tokens, device=device)
     pools = [torch.zeros(-(-tokens // 16), kv_heads, 16, head_dim, dtype=dtype, device=device) for _ in range(2)]
     yield KernelCase(
-        "rope_and_write_kv", lambda: rope_and_write_kv(q, k, v, cos, sin, *pools, slots),
+        "rope_and_write_kv", lambda: rope_and_write_kv(q, k, v, cos, sin, KVPool(*pools), slots),
         lambda: rotary.rotate(q.double(), cos, sin), 1e-2, 2 * qkv.numel() * item,
     )  # fmt: skip
     yield from _attention(device, dtype, small, heads, kv_heads, head_dim)
@@ -92,17 +93,15 @@ def _attention(
         for kind in (dtype, torch.float8_e4m3fn):
             k_pool, v_pool = (torch.randn(shape, device=device).to(kind) for _ in range(2))
             one = torch.ones(kv_heads, device=device)
-            scales = (one, one) if kind == torch.float8_e4m3fn else (None, None)
+            pool = KVPool(k_pool, v_pool, one, one) if kind == torch.float8_e4m3fn else KVPool(k_pool, v_pool)
             q = torch.randn(sum(length for length, _ in lens), heads, head_dim, device=device).to(dtype)
             batch = AttentionBatch([q for q, _ in lens], [c for _, c in lens], tables, 16, device)
             attention = PagedAttention(batch, heads, kv_heads, head_dim**-0.5)
             seen = sum(length * context - length * (length - 1) // 2 for length, context in lens)
             yield KernelCase(
-                f"paged_attention {name}{' fp8' if scales[0] is not None else ''}",
-                lambda q=q, a=attention, k=k_pool, v=v_pool, s=scales: a(q, k, v, None, *s),  # type: ignore[misc]
-                lambda q=q, b=batch, k=k_pool, v=v_pool, s=scales: paged_attention.reference(  # type: ignore[misc]
-                    q.float(), k.float(), v.float(), b, head_dim**-0.5, None, *s
-                ),
+                f"paged_attention {name}{' fp8' if pool.is_float8 else ''}",
+                lambda q=q, a=attention, p=pool: a(q, p),  # type: ignore[misc]
+                lambda q=q, b=batch, p=pool: paged_attention.reference(q.float(), p, b, head_dim**-0.5),  # type: ignore[misc]
                 2e-2,
                 sum(context for _, context in lens) * 2 * kv_heads * head_dim * kind.itemsize,
                 4 * seen * heads * head_dim,

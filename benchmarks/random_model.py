@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 from engine import Engine, EngineConfig, model_config, model_runner
+from engine.packed_weights import PackedTensors, pack_floats
 from engine.tokenizer import Tokenizer, _byte_alphabet
+from kernels.int4_matmul import Int4Weight
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -62,24 +65,41 @@ class RandomCheckpoint:
     stored_types = ("BF16",)
     packed_is_kept = False
 
-    def __init__(self, name: str, fields: dict[str, Any]) -> None:
+    def __init__(self, name: str, fields: dict[str, Any], int4_group: int | None = None) -> None:
         self.name = name
         self.config = model_config.from_dict(fields, name)
         self.tokenizer = _tokenizer(self.config.vocab_size)
         self.shapes = _shapes(self.config)
         self.num_parameters = sum(math.prod(shape) for shape in self.shapes.values())
         self.tensor_bytes = 2 * self.num_parameters
+        self.int4_group = int4_group
+        self.int4_stored = frozenset(name for name in self.shapes if "_proj" in name and int4_group is not None)
 
-    def tensors(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    def tensors(self, dtype: torch.dtype, device: torch.device, *, without: Container[str] = ()) -> dict[str, Tensor]:
         torch.manual_seed(0)
         tensors = {}
         for name, shape in self.shapes.items():
+            if name in without:
+                continue
             tensor = torch.empty(shape, dtype=dtype, device=device)
             tensors[name] = tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0, shape[1] ** -0.5)
         return tensors
 
-    def packed(self) -> Any:
-        raise NotImplementedError("random weights are not packed")
+    def int4_tensors(self, device: torch.device) -> dict[str, Int4Weight]:
+        """Random codes about a zero of 8, scaled as `tensors` are."""
+        torch.manual_seed(0)
+        weights = {}
+        for name in sorted(self.int4_stored):
+            (out, inputs), group = self.shapes[name], self.int4_group
+            assert group is not None, "what is stored in 4 bits has groups"
+            words = torch.randint(-(1 << 31), 1 << 31, (inputs // 8, out), dtype=torch.int32, device=device)
+            scales = torch.full((inputs // group, out), inputs**-0.5 / 4.6, dtype=torch.float16, device=device)
+            weights[name] = Int4Weight(words, scales, torch.full_like(scales, 8), group)
+        return weights
+
+    def packed(self) -> PackedTensors:
+        floats = self.tensors(torch.float32, torch.device("cpu"))
+        return pack_floats((name, tensor.numpy()) for name, tensor in floats.items())
 
 
 def _shapes(config: model_config.ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -131,9 +151,9 @@ def _tokenizer(vocab_size: int) -> Tokenizer:
         return Tokenizer.from_folder(Path(folder))
 
 
-def make_engine(name: str, fields: dict[str, Any], **settings: Any) -> Engine:
-    """An engine over random weights; `settings` are EngineConfig's."""
-    checkpoint = RandomCheckpoint(name, fields)
+def make_engine(name: str, fields: dict[str, Any], *, int4_group: int | None = None, **settings: Any) -> Engine:
+    """An engine over random weights, in 4 bits where there is an `int4_group`; `settings` are EngineConfig's."""
+    checkpoint = RandomCheckpoint(name, fields, int4_group)
     opened = model_runner.open_checkpoint
     model_runner.open_checkpoint = lambda path: checkpoint  # type: ignore[assignment]
     try:
