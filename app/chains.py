@@ -12,10 +12,10 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import ConfigurableField, Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough
 
 from app.chat_model import ChatRagstone
-from app.chat_schema import ChatOptions, question_of
+from app.chat_schema import MODEL_OPTIONS, ChatOptions, question_of
 from app.principal import DEFAULT_USER
 from app.turn_prompt import TurnDraft
 from app.turn_statistics import AnswerRecord
@@ -50,8 +50,9 @@ def answers_of(model: ChatRagstone, system_prompt: str = "", defaults: Mapping[s
 
 
 def llm_chain(model: BaseChatModel) -> Runnable[State, str]:
-    """`{"input": str}` -> text: the model alone, without documents or memory."""
-    return ChatPromptTemplate.from_messages([("human", "{input}")]) | model | StrOutputParser()
+    """`{"input": str}` -> text: the model alone; of `configurable`, MODEL_OPTIONS count."""
+    chosen = model.configurable_fields(**{name: ConfigurableField(id=name) for name in MODEL_OPTIONS})
+    return ChatPromptTemplate.from_messages([("human", "{input}")]) | chosen | StrOutputParser()
 
 
 def retrieve_chain(search: Search, num_passages: int) -> Runnable[State, list[Document]]:

@@ -14,6 +14,7 @@ from app.answering import Grounding
 from app.errors import MissingSessionError, RequestError
 from app.memory import MemoryKind
 from app.turn_statistics import TurnStatistics
+from app.validation_text import explain
 from retrieval.records import Filter, Scalar
 
 MAX_COLLECTIONS = 100
@@ -121,10 +122,8 @@ class ChatOptions(BaseModel):
         try:
             return cls.model_validate(configurable)
         except ValidationError as error:
-            first = error.errors()[0]
-            names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part) not in _UNION_MEMBERS]
-            field = ".".join([place, *names])
-            raise RequestError(f"{field}: {first['msg']}", field=field) from None
+            message, field = explain(error.errors(), place)
+            raise RequestError(message, field=field) from None
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -136,9 +135,6 @@ class ChatOptions(BaseModel):
         """What was chosen for a turn, as it is kept with it."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude={"continue_turn"})
 
-
-# Pydantic names these in the place of an error; they are no part of what was sent.
-_UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "none", "list[union[str,int,float,bool,none]]"})
 
 _OPTION_SPECS = {
     name: ConfigurableFieldSpec(
@@ -158,6 +154,9 @@ CONFIG_SPECS = [
 ]
 SEARCH_SPECS = [_OPTION_SPECS[name] for name in ("num_passages", "collections", "where")]
 """Of those, what /retrieve takes."""
+MODEL_OPTIONS = ("temperature", "top_p", "max_tokens")
+MODEL_SPECS = [_OPTION_SPECS[name] for name in MODEL_OPTIONS]
+"""Of those, what /llm takes."""
 
 
 def session_of(configurable: dict[str, Any]) -> str:

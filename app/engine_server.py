@@ -75,8 +75,9 @@ def create_app(settings: Settings, socket: Path | None = None) -> FastAPI:
     )
     app.state.services = services
     faults.install(app)
-    for router in (openai, completions, tokens, health, engine):
-        app.include_router(router.create_router(services))
+    for router in (openai, completions, tokens, health):
+        app.include_router(router.create_router(services), responses=faults.OPENAI_ERRORS)
+    app.include_router(engine.create_router(services), responses=faults.ERRORS)
     app.add_middleware(AccessGuard, keys=keys)
     hosts = None if keys or socket else [settings.host.lower(), *settings.allowed_host_names]
     app.add_middleware(BrowserGuard, origins=[], hosts=hosts)

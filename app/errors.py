@@ -203,6 +203,18 @@ class UnknownModelError(RequestError):
         super().__init__(f"The model {name!r} does not exist here; this server serves {names}.", field=field)
 
 
+class UnknownCollectionError(NotFoundError):
+    """A collection to search that does not exist, or that the user may not see."""
+
+    code = "collection_not_found"
+
+    def __init__(self, name: str, *, field: str) -> None:
+        super().__init__(
+            f"there is no collection {name[:100]!r}: GET /api/v1/collections lists those that you may search",
+            field=field,
+        )
+
+
 class ConflictError(RequestError):
     """A request that does not go with what there is: a name that is taken, an answer that is complete."""
 

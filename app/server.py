@@ -51,6 +51,8 @@ from app.usage import UsageStore
 MAX_BODY_BYTES = 8 << 20
 UPLOAD_PATH = "/api/v1/documents"
 
+# Their errors have OpenAI's shape.
+OPENAI_FAMILIES = (openai, completions, embeddings, ranking, tokens, health)
 # All under /api/v1.
 API_FAMILIES = (documents, document_content, collections, jobs, conversations, turns, feedback, options)
 
@@ -93,9 +95,11 @@ def create_app(settings: Settings) -> FastAPI:
     services.is_busy = lambda: limits.num_running > 0
     services.observers += [usage_store.observe, lambda model, times: limits.spend(times.tenant, times.num_tokens)]
     faults.install(app)
-    app.include_router(usage.create_router(settings, usage_store))
-    for family in (langserve, openai, completions, embeddings, ranking, tokens, health, *API_FAMILIES):
-        app.include_router(family.create_router(services))
+    app.include_router(usage.create_router(settings, usage_store), responses=faults.ERRORS)
+    for family in OPENAI_FAMILIES:
+        app.include_router(family.create_router(services), responses=faults.OPENAI_ERRORS)
+    for family in (langserve, *API_FAMILIES):
+        app.include_router(family.create_router(services), responses=faults.ERRORS)
 
     @app.get("/", include_in_schema=False)
     async def index() -> RedirectResponse:

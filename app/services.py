@@ -26,7 +26,7 @@ from app.engines.client import RequestTimes
 from app.engines.model_table import ModelTable
 from app.engines.pool import ModelPool
 from app.engines.routing import Asked, Candidate, Route, RoutedClient, Router, estimated_tokens
-from app.errors import NotReadyError
+from app.errors import NotReadyError, UnknownCollectionError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
 from app.history_url import open_history
@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 HANDBOOK = Path(__file__).resolve().parent.parent / "data" / "handbook"
 HANDBOOK_COLLECTION = "handbook"
+# Where documents go whose upload names no collection.
+DEFAULT_COLLECTION = "default"
 
 # The name on /v1 under which the chat model answers from the documents.
 RAG_MODEL = "ragstone-rag"
@@ -228,6 +230,18 @@ class Services:
         status, reason = self.status()
         if status not in ("ready", "degraded"):
             raise NotReadyError(f"the server is {status}: {reason}")
+
+    async def require_collections(self, names: Sequence[str] | None, user: str, field: str) -> None:
+        """Raises UnknownCollectionError for a name that `user` may not search; `field` is where the names stand.
+
+        Everybody's own collection is there before anything is in it.
+        """
+        if not names:
+            return
+        known = await asyncio.to_thread(self.knowledge_base.visible_collections, user)
+        for number, name in enumerate(names):
+            if name not in known and name != DEFAULT_COLLECTION:
+                raise UnknownCollectionError(name, field=f"{field}[{number}]")
 
     def _present(self, part: T | None) -> T:
         if part is None or not self._loaded:

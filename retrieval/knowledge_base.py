@@ -118,6 +118,16 @@ class KnowledgeBase:
         with self.catalog.reading() as reader:
             return reader.collections(user)
 
+    def visible_collections(self, user: str = "local") -> set[str]:
+        """Names of the collections that `user` may search."""
+        with self.catalog.reading() as reader:
+            return set(reader.visible_collection_names(user, None))
+
+    def has_collection(self, name: str, *, owner: str = "local") -> bool:
+        """Whether `owner` has a collection of that name."""
+        with self.catalog.reading() as reader:
+            return reader.collection_id(owner, name) is not None
+
     def create_collection(self, name: str, *, owner: str = "local") -> bool:
         """Creates a private collection; False where the owner has one of that name."""
         with self.catalog.writing() as writer:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from app.errors import EvaluationFileError
+from app.validation_text import explain
 
 
 class Record(BaseModel):
@@ -127,9 +128,7 @@ def read_run(path: Path) -> Run:
     except OSError as error:
         raise EvaluationFileError(f"{path} cannot be read: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
         raise EvaluationFileError(
-            f"{path} is not the JSON of an evaluation ({f'{place}: ' if place else ''}{first['msg']}): "
+            f"{path} is not the JSON of an evaluation ({explain(error.errors())[0]}): "
             "give two files that `ragstone eval FILE.jsonl` of this version has written"
         ) from None

@@ -56,7 +56,7 @@ def create_router(services: Services) -> APIRouter:
 
     @router.post("", response_model=CollectionEntry, status_code=201)
     async def create_collection(user: CurrentUser, body: NewCollection) -> CollectionEntry:
-        """Creates a private collection. Uploads into a collection create it too."""
+        """Creates a private collection. Uploads into a collection create it too, and say so."""
         name = body.name.strip()
         if not await asyncio.to_thread(services.knowledge_base.create_collection, name, owner=user):
             raise ConflictError(f"there is a collection {name!r} already: use it, or choose another name", field="name")

@@ -92,7 +92,11 @@ def create_router(services: Services) -> APIRouter:
         return {"conversations": [ConversationEntry.model_validate(entry) for entry in found]}
 
     # A conversation's name may hold slashes: what says more than the name comes first.
-    @router.get("/{session_id:path}/export", response_model=None, responses={200: {"description": "The file."}})
+    @router.get(
+        "/{session_id:path}/export",
+        response_model=None,
+        responses={200: {"content": {"text/markdown": {}, "application/json": {}}, "description": "The file."}},
+    )
     async def export_conversation(
         user: CurrentUser,
         session_id: SessionId,

@@ -120,7 +120,7 @@ def create_router(services: Services) -> APIRouter:
     """Routes below /api/v1/documents/{document_id}."""
     router = APIRouter(prefix="/api/v1/documents/{document_id}", tags=["documents"])
 
-    @router.get("/original", response_model=None, responses={200: {"description": "The file."}})
+    @router.get("/original", response_model=None, responses={200: {"content": {"*/*": {}}, "description": "The file."}})
     async def original(user: CurrentUser, document_id: DocumentId) -> Response:
         """The file as it was taken in, to be saved."""
         document = await find_document(services, user, document_id)
@@ -193,7 +193,9 @@ def create_router(services: Services) -> APIRouter:
         document = await find_document(services, user, document_id)
         knowledge_base = services.knowledge_base
         if not await asyncio.to_thread(knowledge_base.owns, document_id, user):
-            raise ConflictError(f"{document.source!r} is shared with you by somebody else, who alone may change it")
+            raise ConflictError(
+                f"{document.source!r} is shared with you by somebody else, who alone may change it", field="document_id"
+            )
         result = await asyncio.to_thread(knowledge_base.reingest, document, user)
         if result is None:
             raise OriginalMissingError(document)

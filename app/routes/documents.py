@@ -4,6 +4,7 @@ import asyncio
 import filecmp
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,11 +18,10 @@ from app.ingestion_jobs import JobFile
 from app.routes.access import CurrentUser
 from app.routes.document_content import DocumentId, find_document
 from app.routes.uploads import Upload, read_form, upload_folder
-from app.services import Services
+from app.services import DEFAULT_COLLECTION, Services
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_COLLECTION = "default"
 _TWO_OF_A_NAME = (
     "another file of this upload has the same name, and a document is known by its name: "
     "rename one of them and send it again"
@@ -62,13 +62,34 @@ class UploadResult(BaseModel):
 class JobAccepted(BaseModel):
     """The files are here and will be taken in."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"job_id": "5f0c3a1e8b7d4c6f9a2b1c0d3e4f5a6b"}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"job_id": "5f0c3a1e8b7d4c6f9a2b1c0d3e4f5a6b", "collection": "default", "is_new_collection": False}
+            ]
+        }
+    )
 
     job_id: str
+    collection: str
+    is_new_collection: bool
 
 
 class UploadResults(BaseModel):
+    """`is_new_collection`: there was none of that name before, so it may be mistyped."""
+
     results: Sequence[UploadResult]
+    collection: str
+    is_new_collection: bool
+
+
+@dataclass(frozen=True)
+class _Given:
+    """An upload: the files, the collection that they go into, and whether that one is made for them."""
+
+    files: Sequence[Upload]
+    collection: str
+    is_new_collection: bool
 
 
 DOCUMENT_EXAMPLE: dict[str, Any] = {
@@ -145,37 +166,43 @@ def create_router(services: Services) -> APIRouter:
         if background:
             return await _accept(request, user)
         with upload_folder(services.uploads) as folder:
-            files, collection = await _read(request, folder)
-            refusals = await asyncio.to_thread(_refusals, files)
+            given = await _read(request, folder, user)
+            refusals = await asyncio.to_thread(_refusals, given.files)
             results = [
-                await _ingest(services, file, collection, user) if reason is None else _failed(file, reason)
-                for file, reason in zip(files, refusals, strict=True)
+                await _ingest(services, file, given.collection, user) if reason is None else _failed(file, reason)
+                for file, reason in zip(given.files, refusals, strict=True)
             ]
-            return UploadResults(results=results)
+            return UploadResults(
+                results=results, collection=given.collection, is_new_collection=given.is_new_collection
+            )
 
     async def _accept(request: Request, user: str) -> Response:
         folder = services.jobs.new_folder()
         try:
-            files, collection = await _read(request, folder)
-            refusals = await asyncio.to_thread(_refusals, files)
+            given = await _read(request, folder, user)
+            refusals = await asyncio.to_thread(_refusals, given.files)
             entries = [
                 JobFile(file.name, file.path.name, "queued" if reason is None else "failed", reason=reason)
-                for file, reason in zip(files, refusals, strict=True)
+                for file, reason in zip(given.files, refusals, strict=True)
             ]
-            job = await asyncio.to_thread(services.jobs.add, folder, user, collection, entries)
+            job = await asyncio.to_thread(services.jobs.add, folder, user, given.collection, entries)
         except BaseException:
             services.jobs.discard(folder)
             raise
         headers = {"Location": f"{request.scope.get('root_path', '')}/api/v1/jobs/{job.job_id}"}
-        return JSONResponse({"job_id": job.job_id}, 202, headers=headers)
+        accepted = JobAccepted(
+            job_id=job.job_id, collection=given.collection, is_new_collection=given.is_new_collection
+        )
+        return JSONResponse(accepted.model_dump(), 202, headers=headers)
 
-    async def _read(request: Request, folder: Path) -> tuple[list[Upload], str]:
+    async def _read(request: Request, folder: Path, user: str) -> _Given:
         form = await read_form(request, folder, max_file_bytes=services.settings.max_upload_bytes)
         if not form.files:
             raise RequestError("there is no file in the field `files`", field="files")
         collection = form.fields.get("collection", "").strip() or DEFAULT_COLLECTION
         services.knowledge_base.check_collection(collection)
-        return form.files, collection
+        is_there = await asyncio.to_thread(services.knowledge_base.has_collection, collection, owner=user)
+        return _Given(form.files, collection, not is_there and collection != DEFAULT_COLLECTION)
 
     @router.get("", response_model=DocumentList)
     async def list_documents(user: CurrentUser, collection: str | None = None) -> dict[str, Any]:
@@ -201,7 +228,9 @@ def create_router(services: Services) -> APIRouter:
     async def delete_document(user: CurrentUser, document_id: DocumentId) -> Response:
         """Drops a document: it is found no more from now on."""
         if not await asyncio.to_thread(services.knowledge_base.delete_document, document_id, user):
-            raise NotFoundError(f"there is no document {document_id!r}; GET /api/v1/documents lists them")
+            raise NotFoundError(
+                f"there is no document {document_id!r}; GET /api/v1/documents lists them", field="document_id"
+            )
         return Response(status_code=204)
 
     return router

@@ -3,19 +3,23 @@
 A message says what is wrong and what to do; a stack trace goes to the log only, with an id that the client is told.
 """
 
+import contextlib
+import dataclasses
 import errno
 import json
 import logging
 import math
 import sqlite3
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import RagstoneError
 from app.request_path import route_path
 from app.services import RETRY_AFTER_S
+from app.validation_text import explain
 from engine.errors import EngineError
 from retrieval.errors import RetrievalError
 
@@ -54,6 +59,51 @@ STATUS_OF_CODE: Mapping[str, int] = {
 }
 
 
+# Where the framework says that a value stands, before its name.
+_PARTS = (("body",), ("query",), ("path",), ("header",), ("cookie",))
+# What the framework says with the status's name alone.
+_PLAIN = {
+    404: "there is no such address here: /docs shows those that there are",
+    405: "this address does not take that method: /docs shows which it takes, and so does the header Allow",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong."""
+
+    code: str = Field(description="Stable, for programs.", examples=["not_found"])
+    message: str = Field(description="What was given, what is allowed and what to do, for people.")
+    field: str | None = Field(description="The part of the request that is to blame, where one is.")
+
+
+class ErrorBody(BaseModel):
+    """The body of every error of our own routes."""
+
+    error: ErrorDetail
+
+
+class OpenAIErrorDetail(BaseModel):
+    """What is wrong, in OpenAI's words."""
+
+    message: str = Field(description="What was given, what is allowed and what to do, for people.")
+    type: str = Field(description="The kind of error.", examples=["invalid_request_error"])
+    param: str | None = Field(description="The part of the request that is to blame, where one is.")
+    code: str | None = Field(description="Stable, for programs.", examples=["model_not_found"])
+
+
+class OpenAIErrorBody(BaseModel):
+    """The body of every error of /v1."""
+
+    error: OpenAIErrorDetail
+
+
+# What routers publish of their errors.
+ERRORS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "What is wrong."}}
+OPENAI_ERRORS: dict[int | str, dict[str, Any]] = {
+    "default": {"model": OpenAIErrorBody, "description": "What is wrong."}
+}
+
+
 class BodyTooLargeError(HTTPException):
     """A request body over the server's limit."""
 
@@ -70,14 +120,14 @@ class Fault:
     message: str
     field: str | None = None
     retry_after_s: float | None = None
+    more_headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """The body of our own routes."""
-        error = {"code": self.code, "message": self.message}
-        return {"error": error if self.field is None else {**error, "field": self.field}}
+        """The body of our own routes: an ErrorBody."""
+        return {"error": {"code": self.code, "message": self.message, "field": self.field}}
 
     def openai_body(self) -> dict[str, Any]:
-        """The body of /v1, in OpenAI's shape."""
+        """The body of /v1, in OpenAI's shape: an OpenAIErrorBody."""
         status = self.openai_status
         kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = "server_error" if status >= 500 else kinds.get(status, "invalid_request_error")
@@ -93,11 +143,29 @@ class Fault:
         return {"status_code": self.status, "code": self.code, "message": self.message}
 
     def headers(self) -> dict[str, str]:
+        headers = dict(self.more_headers)
         if self.retry_after_s is not None:
-            return {"Retry-After": str(math.ceil(self.retry_after_s))}
+            headers["Retry-After"] = str(math.ceil(self.retry_after_s))
+        elif self.status == 503:
+            headers["Retry-After"] = str(RETRY_AFTER_S)
         if self.status == 401:
-            return {"WWW-Authenticate": "Bearer"}
-        return {"Retry-After": str(RETRY_AFTER_S)} if self.status == 503 else {}
+            headers["WWW-Authenticate"] = "Bearer"
+        return headers
+
+
+# What FastAPI and LangServe say of a request in words of their own.
+_REWORDED = {
+    "There was an error parsing the body": Fault(
+        422, "invalid_json", "the body cannot be read: send JSON in UTF-8", "body"
+    ),
+    "Invalid config hash": Fault(
+        400,
+        "invalid_request",
+        "the part of the address behind /c/ is no config: take one that the playground has made, or send the config in "
+        "the body",
+        "config_hash",
+    ),
+}
 
 
 def describe(error: BaseException) -> Fault:
@@ -105,7 +173,7 @@ def describe(error: BaseException) -> Fault:
     if isinstance(error, RequestValidationError):
         return _validation_fault(error)
     if isinstance(error, HTTPException):
-        return Fault(error.status_code, _http_code(error.status_code), str(error.detail))
+        return _http_fault(error)
     if isinstance(error, ClientDisconnect):
         return Fault(499, "client_disconnected", "the client went away before its request was complete")
     if isinstance(error, TimeoutError) and str(error):
@@ -181,31 +249,37 @@ def _storage_fault(error: BaseException) -> Fault | None:
 
 
 def _validation_fault(error: RequestValidationError) -> Fault:
-    """The first thing that is wrong, by the place in the request; never the value, which may be anything."""
-    first = error.errors()[0] if error.errors() else None
-    if not isinstance(first, Mapping):
-        return Fault(422, "invalid_request", str(first or "the request is not valid"))
-    location = list(first.get("loc", ()))
-    if location and location[0] in ("body", "query", "path", "header"):  # where it stands, before its name
-        del location[0]
+    """The first thing that is wrong, by its place in the request."""
+    errors = [each for each in error.errors() if isinstance(each, Mapping)]
+    if not errors:
+        return Fault(422, "invalid_request", str(error.errors()[0]) if error.errors() else "the request is not valid")
+    first = errors[0]
     if first.get("type") == "json_invalid":
-        reason, at = first.get("ctx", {}).get("error", ""), ".".join(map(str, location))
-        return Fault(422, "invalid_json", f"the body is not valid JSON: {reason} at character {at}")
-    place = _place(location)
-    message = str(first.get("msg", "not valid"))
-    return Fault(422, "invalid_request", f"{place}: {message}" if place else message, place or None)
+        reason, at = first.get("ctx", {}).get("error", ""), ".".join(map(str, first["loc"][1:]))
+        return Fault(422, "invalid_json", f"the body is not valid JSON: {reason} at character {at}", "body")
+    # The framework's places begin with the part of the request: the body, its address, its headers.
+    own = [{**each, "loc": each["loc"][1:] if each["loc"][:1] in _PARTS else each["loc"]} for each in errors]
+    message, field = explain(own)
+    return Fault(422, "invalid_request", message, field or "body")
 
 
-def _place(location: Sequence[Any]) -> str:
-    """A place in a body as clients write it: `messages[0].content`."""
-    place = ""
-    for part in location:
-        if isinstance(part, int):
-            place += f"[{part}]"
-        # Pydantic names the member of a union too ("str", "list[str]"), which is no part of a body.
-        elif str(part).isidentifier() and part not in ("str", "int", "float", "bool"):
-            place += f".{part}" if place else str(part)
-    return place
+def _http_fault(error: HTTPException) -> Fault:
+    """What the framework refuses: its own words where they are more than the status's name."""
+    if error.detail in _REWORDED:
+        return _REWORDED[error.detail]
+    message = _PLAIN.get(error.status_code) if _is_bare(error) else str(error.detail)
+    return Fault(
+        error.status_code,
+        _http_code(error.status_code),
+        message or str(error.detail),
+        more_headers=dict(error.headers or {}),
+    )
+
+
+def _is_bare(error: HTTPException) -> bool:
+    with contextlib.suppress(ValueError):
+        return error.detail == HTTPStatus(error.status_code).phrase
+    return False
 
 
 def _http_code(status: int) -> str:

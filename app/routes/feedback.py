@@ -104,7 +104,11 @@ def create_router(services: Services) -> APIRouter:
         await _set(user, session_id, index, None)
         return Response(status_code=204)
 
-    @router.get("", response_model=RatedAnswers)
+    @router.get(
+        "",
+        response_model=RatedAnswers,
+        responses={200: {"content": {"application/x-ndjson": {}}, "description": "As `format` says."}},
+    )
     async def export(
         user: CurrentUser, format: Annotated[Literal["json", "jsonl"], Query()] = "json"
     ) -> RatedAnswers | Response:

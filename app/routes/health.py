@@ -3,10 +3,11 @@
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 
 from app import __version__
 from app.metrics import CONTENT_TYPE
+from app.routes.faults import ERRORS
 from app.services import RETRY_AFTER_S, Services
 
 
@@ -29,8 +30,12 @@ def create_router(services: Services) -> APIRouter:
             return JSONResponse({"status": status, "reason": reason})
         return JSONResponse({"status": status, "reason": reason}, 503, headers={"Retry-After": str(RETRY_AFTER_S)})
 
-    @router.get("/v1/metrics", response_class=PlainTextResponse, include_in_schema=False)
-    @router.get("/metrics", response_class=PlainTextResponse)
+    page: dict[int | str, dict[str, Any]] = {
+        200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}
+    }
+
+    @router.get("/v1/metrics", response_class=Response, include_in_schema=False)
+    @router.get("/metrics", response_class=Response, responses={**ERRORS, **page})
     def metrics() -> Response:
         """Metrics for Prometheus, under vLLM's names with the prefix `ragstone:`."""
         return Response(services.metrics.render(), media_type=CONTENT_TYPE)
@@ -46,7 +51,7 @@ def create_router(services: Services) -> APIRouter:
         """The release, and the version of the /v1 protocol."""
         return {"release": __version__, "api": "1"}
 
-    @router.get("/version")
+    @router.get("/version", responses=ERRORS)
     async def version() -> dict[str, str]:
         """The release."""
         return {"version": __version__}

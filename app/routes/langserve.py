@@ -9,6 +9,7 @@ LangServe can be replaced.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec
@@ -25,20 +27,35 @@ from langserve.serialization import WellKnownLCSerializer
 from langserve.validation import StreamEventsParameters, StreamLogParameters
 from pydantic import BaseModel, RootModel, ValidationError
 
-from app.chat_schema import CONFIG_SPECS, SEARCH_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
+from app.chat_schema import (
+    CONFIG_SPECS,
+    MODEL_SPECS,
+    SEARCH_SPECS,
+    ChatInput,
+    ChatOptions,
+    ChatOutput,
+    question_of,
+    session_of,
+)
 from app.errors import InputTooLongError, RequestError, UnknownModelError
 from app.messages import check_text
 from app.routes import sse
 from app.routes.access import current_user
 from app.routes.faults import Fault, dump
 from app.services import Services
+from app.validation_text import shown
 
 MAX_SESSION_ID_CHARS = 256
+# Below /api/v1/conversations these would be other addresses.
+_UNREACHABLE = re.compile(r"/(export|restore|turns/\d+)/*$")
 # What a client may say about its run, for traces and events; of the config, these and `configurable` are honoured.
 LABELS = ("tags", "metadata")
 # LangServe itself names every run after its path; a name of the client's travels past it under this key.
 RUN_NAME = "__run_name"
 END = "event: end\r\n\r\n"
+STREAMS = ("stream", "stream_log", "stream_events")
+# LangServe's own documentation says that a stream is JSON.
+PUBLISHED_STREAM: dict[str, Any] = {"content": {"text/event-stream": {}}, "description": "Server-sent events."}
 Endpoint = Callable[[Request, str], Coroutine[Any, Any, Response]]
 
 
@@ -50,7 +67,7 @@ def create_router(services: Services) -> APIRouter:
     """All routes under /chat, /llm and /retrieve."""
     router = APIRouter(route_class=sse.AbandonableRoute)
     chat = Served(lambda: services.chat, ChatInput, ChatOutput, CONFIG_SPECS)
-    llm = Served(lambda: services.llm, ChatInput, str, [])
+    llm = Served(lambda: services.llm, ChatInput, str, MODEL_SPECS)
     retrieve = Served(lambda: services.retrieve, ChatInput, Passages, SEARCH_SPECS)
     _mount(router, chat, "/chat", RequestCheck(services, needs_session=True))
     _mount(router, llm, "/llm", RequestCheck(services, needs_session=False))
@@ -67,7 +84,7 @@ def _mount(router: APIRouter, runnable: "Served", path: str, check: "RequestChec
     }
     streams = Streams(APIHandler(runnable, **options), runnable)
     # The first route that matches serves, so ours win over LangServe's of the same name, whose documentation stays.
-    for name in ("stream", "stream_log", "stream_events"):
+    for name in STREAMS:
         endpoint: Endpoint = getattr(streams, name)
         for route, handler in (
             (f"{path}/{name}", _without_hash(endpoint)),
@@ -77,6 +94,9 @@ def _mount(router: APIRouter, runnable: "Served", path: str, check: "RequestChec
                 route, handler, methods=["POST"], include_in_schema=False, dependencies=[Depends(check)]
             )
     add_routes(router, runnable, dependencies=[Depends(check)], **options)
+    for documented in router.routes:
+        if isinstance(documented, APIRoute) and documented.path.rsplit("/", 1)[-1] in STREAMS:
+            documented.responses = {**documented.responses, 200: PUBLISHED_STREAM}
 
 
 def _without_hash(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -87,9 +107,10 @@ def _without_hash(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any,
 
 
 def _fix_user(config: dict[str, Any], request: Request) -> dict[str, Any]:
-    """Whose conversation it is comes from the server, never from the body."""
+    """Whose conversation it is comes from the server, never from the body. An option that is null is not given."""
     fixed = {"user": current_user(request), RUN_NAME: getattr(request.state, "run_name", None)}
-    return {**config, "configurable": {**config.get("configurable", {}), **fixed}}
+    given = {name: value for name, value in config.get("configurable", {}).items() if value is not None}
+    return {**config, "configurable": {**given, **fixed}}
 
 
 def _named(config: RunnableConfig | None) -> RunnableConfig | None:
@@ -150,6 +171,8 @@ class Serializer(WellKnownLCSerializer):  # type: ignore[misc]  # LangServe has 
             text = orjson.dumps(obj, default=_plain, option=orjson.OPT_NON_STR_KEYS).decode()
         except TypeError:  # integers beyond 64 bits, half a surrogate pair
             return json.dumps(obj, default=_plain).encode()
+        if text.isascii():
+            return text.encode()
         # The three line separators that JSON leaves as they are; clients that split on them would see half an event.
         return text.replace("\x85", "\\u0085").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029").encode()
 
@@ -176,21 +199,22 @@ class RequestCheck:
 
     async def __call__(self, request: Request) -> None:
         run = request.scope["path"].rsplit("/", 1)[-1]
-        if request.method != "POST" or run not in ("invoke", "batch", "stream", "stream_log", "stream_events"):
+        if request.method != "POST" or run not in ("invoke", "batch", *STREAMS):
             return
         self._services.require_ready()
         body = await read_object(request)
         if body.get("config", {}) is None:
             del body["config"]  # of the body as it is kept with the request, so that LangServe does not see it either
         fixed = _configurable(_config_from_hash(request.path_params.get("config_hash", "")), "config")
+        user = current_user(request)
         if run == "batch":
-            self._check_batch(body, fixed)
+            await self._check_batch(body, fixed, user)
             return
-        options = self._check_config(body.get("config", {}), fixed, "config")
+        options = await self._check_config(body.get("config", {}), fixed, "config", user)
         request.state.run_name = body.get("config", {}).get("run_name")
         self._check_input(body.get("input"), "input", options)
 
-    def _check_batch(self, body: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
+    async def _check_batch(self, body: Mapping[str, Any], fixed: Mapping[str, Any], user: str) -> None:
         inputs, config = body.get("inputs"), body.get("config", {})
         if not isinstance(inputs, list):
             raise RequestError('inputs must be a list of objects: [{"input": "…"}, …]', field="inputs")
@@ -200,9 +224,9 @@ class RequestCheck:
             )
         for number, given in enumerate(inputs):
             one, place = (config[number], f"config[{number}]") if isinstance(config, list) else (config, "config")
-            self._check_input(given, f"inputs[{number}]", self._check_config(one, fixed, place))
+            self._check_input(given, f"inputs[{number}]", await self._check_config(one, fixed, place, user))
         if not inputs and not isinstance(config, list):
-            self._check_config(config, fixed, "config")
+            await self._check_config(config, fixed, "config", user)
 
     def _check_input(self, given: Any, place: str, options: ChatOptions) -> None:
         try:
@@ -214,22 +238,33 @@ class RequestCheck:
         if len(question) > limit:
             raise InputTooLongError(given=len(question), limit=limit, field=f"{place}.input")
 
-    def _check_config(self, config: Any, fixed: Mapping[str, Any], place: str) -> ChatOptions:
+    async def _check_config(self, config: Any, fixed: Mapping[str, Any], place: str, user: str) -> ChatOptions:
         configurable = {**fixed, **_configurable(config, place)}
+        place_of_options = f"{place}.configurable"
         _check_labels(config, place)
-        if not self._needs_session:
-            ChatOptions.of(configurable, f"{place}.configurable")
-            return ChatOptions()
-        if len(session_of(configurable)) > MAX_SESSION_ID_CHARS:
-            raise RequestError(
-                f"{place}.configurable.session_id is longer than {MAX_SESSION_ID_CHARS} characters: shorten it",
-                field=f"{place}.configurable.session_id",
-            )
-        options = ChatOptions.of(configurable, f"{place}.configurable")
+        if self._needs_session:
+            check_session_id(session_of(configurable), f"{place_of_options}.session_id")
+        options = ChatOptions.of(configurable, place_of_options)
         names = self._services.answer_names
         if options.model is not None and options.model not in names:
-            raise UnknownModelError(options.model, *names, field=f"{place}.configurable.model")
-        return options
+            raise UnknownModelError(options.model, *names, field=f"{place_of_options}.model")
+        await self._services.require_collections(options.collections, user, f"{place_of_options}.collections")
+        return options if self._needs_session else ChatOptions()
+
+
+def check_session_id(session_id: str, field: str) -> None:
+    """Raises RequestError for a name that a conversation cannot have."""
+    if len(session_id) > MAX_SESSION_ID_CHARS:
+        raise RequestError(
+            f"session_id has {len(session_id):,} characters, and may have {MAX_SESSION_ID_CHARS}: shorten it",
+            field=field,
+        )
+    if _UNREACHABLE.search(session_id):
+        raise RequestError(
+            f"a conversation cannot be called {session_id!r}: with /export, /restore or /turns/0 at its end, its "
+            "address would mean something else; choose another session_id",
+            field=field,
+        )
 
 
 def _configurable(config: Any, place: str) -> dict[str, Any]:
@@ -258,7 +293,7 @@ async def read_object(request: Request) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not valid JSON: {error}", field="body") from None
     if not isinstance(body, dict):
-        raise RequestError(f"the body must be a JSON object, not {type(body).__name__}", field="body")
+        raise RequestError(f"the body must be a JSON object, not {shown(body)}", field="body")
     check_text(body)
     return body
 

@@ -22,6 +22,7 @@ from app.errors import UnknownModelError
 from app.messages import Message
 from app.privacy import note_private
 from app.routes import sse
+from app.routes.access import CurrentUser
 from app.routes.faults import dump
 from app.routes.openai_reply import DONE, check_length, error_event, usage
 from app.routes.openai_schema import ChatCompletionRequest, Priority
@@ -36,13 +37,14 @@ def create_router(services: Services) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=sse.AbandonableRoute)
 
     @router.post("/chat/completions", response_model=None)
-    async def chat_completions(body: ChatCompletionRequest, x_priority: Priority = None) -> Response:
+    async def chat_completions(body: ChatCompletionRequest, user: CurrentUser, x_priority: Priority = None) -> Response:
         """An answer of the model, without documents; from the documents with the model `ragstone-rag`."""
         services.require_ready()
         names = services.chat_names
         if body.model not in names:
             raise UnknownModelError(body.model, *names)
         body.check_fields()
+        await services.require_collections(body.collections, user, "collections")
         if body.private:
             note_private()
         messages = body.engine_messages()

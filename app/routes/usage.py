@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import date
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -42,11 +43,11 @@ def create_router(settings: Settings, store: UsageStore) -> APIRouter:
     @router.get("", response_model=Usage)
     async def usage(
         principal: CurrentPrincipal,
-        since: Annotated[str, Query(pattern=r"^(\d{4}-\d\d-\d\d)?$", description="First day, as 2026-01-31.")] = "",
+        since: Annotated[date | None, Query(description="First day, as 2026-01-31 (default: all).")] = None,
     ) -> dict[str, Any]:
         """Requests, tokens and cost of the key's tenant by day and model; of all tenants with the scope `admin`."""
         of = None if principal.may("admin") else principal.tenant
-        rows = await asyncio.to_thread(store.read, since=since, tenant=of)
+        rows = await asyncio.to_thread(store.read, since=since.isoformat() if since else "", tenant=of)
         return {
             "usage": [
                 {"day": day, "tenant": tenant, "model": model, **vars(counts), "cost": cost(counts)}

@@ -8,6 +8,7 @@ from fpdf import FPDF
 from PIL import Image
 
 from app.document_html import document_html
+from tests.app.serving import wait_until
 
 DOCUMENTS = "/api/v1/documents"
 COLLECTIONS = "/api/v1/collections"
@@ -189,6 +190,17 @@ def test_collections_are_created_counted_and_deleted_with_their_documents(server
     }  # fmt: skip
     assert [server.client.delete(f"{COLLECTIONS}/my/birds").status_code for _ in range(2)] == [204, 404]
     assert server.client.get(path).status_code == 404
+
+
+def test_an_upload_says_whether_it_has_made_its_collection(server):
+    files = [("files", ("owl.md", b"# Owl\n\nOwls see at night.\n"))]
+    told = []
+    for query in ("", "", "?background=true"):
+        reply = server.client.post(f"{DOCUMENTS}{query}", files=files, data={"collection": "brids"}).json()
+        told.append((reply["collection"], reply["is_new_collection"]))
+    assert told == [("brids", True), ("brids", False), ("brids", False)]
+    wait_until(lambda: server.client.get(f"/api/v1/jobs/{reply['job_id']}").json()["status"] == "done")
+    server.client.delete(f"{COLLECTIONS}/brids")
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "x" * 201, 7, None])

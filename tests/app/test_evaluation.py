@@ -259,7 +259,7 @@ def test_a_run_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{}", "label: Field required"), ("no", "Invalid JSON"), ('{"kind": "x"}', "kind: Input should")]
+    ("text", "said"), [("{}", "label is missing"), ("no", "Invalid JSON"), ('{"kind": "x"}', "kind must be")]
 )
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "run.json").write_text(text)

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import re
 import sqlite3
 import threading
 
@@ -127,7 +128,7 @@ def test_the_next_turn_after_a_fault_is_served(broken):
     assert broken.post("/chat/invoke", question("again")).json()["output"]["answer"] == "one two"
 
 
-def test_an_unforeseen_error_shows_neither_text_nor_trace(broken):
+def test_an_unforeseen_error_shows_neither_text_nor_trace_but_an_id_that_the_log_has(broken, caplog):
     broken.engine.error = ValueError("secret detail")
     for run, status in (("invoke", 500), ("stream", 200)):
         response = broken.post(f"/chat/{run}", question("hi"))
@@ -135,6 +136,9 @@ def test_an_unforeseen_error_shows_neither_text_nor_trace(broken):
         assert "secret" not in response.text
         assert "Traceback" not in response.text
         assert "internal_error" in response.text
+        (incident,) = re.findall(r"under (\w{12})", response.text)
+        assert f"internal error {incident}" in caplog.text
+    assert "secret detail" in caplog.text
 
 
 def test_a_time_limit_ends_an_answer_with_the_reason(tmp_path):

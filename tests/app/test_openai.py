@@ -255,7 +255,7 @@ def test_a_malformed_body_is_400(server, content):
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["message"]
-    assert error["param"] == ("messages" if b"messages" in content else None)
+    assert error["param"] == ("messages" if b"messages" in content else "body")
 
 
 def test_an_unknown_model_is_404(client):

@@ -36,7 +36,7 @@ def test_a_question_gives_passages_as_documents(server):
         ({"where": {"added_after": LATER}}, []),
         ({"where": {"added_before": LATER}, "num_passages": 1}, ["ttft.md"]),
         ({"where": {"metadata": {"author": "nobody"}}}, []),
-        ({"collections": ["none"]}, []),
+        ({"collections": ["default"], "num_passages": 1}, ["ttft.md"]),
     ],
 )
 def test_a_search_is_narrowed(server, options, sources):
@@ -55,6 +55,20 @@ def test_chat_and_the_rag_model_are_narrowed_in_the_same_way(server):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "where")
     broken = server.post("/v1/chat/completions", {**body, "where": {"added_after": "soon"}})
     assert (broken.status_code, broken.json()["error"]["param"]) == (400, "where.added_after")
+
+
+def test_a_collection_that_does_not_exist_is_named_by_every_way_to_ask(server):
+    for path, body in (
+        ("/retrieve/invoke", {"input": {"input": TTFT}, "config": {"configurable": {"collections": ["hand-book"]}}}),
+        ("/chat/stream", question(TTFT, "nowhere", collections=["hand-book"])),
+    ):
+        response = server.post(path, body)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "collection_not_found")
+        assert response.json()["error"]["field"] == "config.configurable.collections[0]"
+        assert "no collection 'hand-book'" in response.json()["error"]["message"]
+    body = {"model": "ragstone-rag", "messages": [{"role": "user", "content": TTFT}], "collections": ["hand-book"]}
+    error = server.post("/v1/chat/completions", body).json()["error"]
+    assert (error["code"], error["param"]) == ("collection_not_found", "collections[0]")
 
 
 @pytest.mark.parametrize("options", [{"where": {"author": "x"}}, {"num_passages": 99}, {"collections": "x"}])
