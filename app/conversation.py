@@ -323,6 +323,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
 
     async def _close(self, turn: OpenTurn) -> None:
         try:
+            await turn.record.close()
             await asyncio.to_thread(self._store_result, turn)
         except Exception:
             logger.exception("a turn of a conversation could not be stored")

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,7 @@ class AnswerRecord:
         self.continues = continues
         self.last: OutputDelta | None = None
         self.client: Any = None
+        self.reading: AsyncGenerator[OutputDelta, None] | None = None
         self._started: float | None = None
         self._first: float | None = None
         self._newest: float | None = None
@@ -105,6 +106,16 @@ class AnswerRecord:
             self._newest = now
         self.last = delta
 
+    async def close(self) -> None:
+        """Ends the request that is still being read, if one is.
+
+        LangChain leaves its generators, and with them the request, to the garbage collector where an answer is broken
+        off between two chunks.
+        """
+        if self.reading is not None:
+            with suppress(RuntimeError):  # it is just being cancelled
+                await self.reading.aclose()
+
 
 class _Watched:
     def __init__(self, client: EngineClient, record: AnswerRecord) -> None:
@@ -116,7 +127,8 @@ class _Watched:
 
     async def stream(self, request: EngineRequest) -> "AsyncGenerator[OutputDelta, None]":
         self._record.begin()
-        async with aclosing(self._client.stream(replace(request, begins=self._record.continues))) as deltas:
+        self._record.reading = self._client.stream(replace(request, begins=self._record.continues))
+        async with aclosing(self._record.reading) as deltas:
             async for delta in deltas:
                 self._record.note(delta)
                 yield delta

@@ -28,7 +28,7 @@ from engine.errors import (
     QueueFullError,
     StepFailedError,
 )
-from engine.outputs import Completion, EngineStats, OutputDelta, RequestOutput
+from engine.outputs import Completion, EngineStats, OutputDelta, RequestOutput, merged
 from engine.request import Request, RequestStatus
 from engine.sampling_params import SamplingParams
 from engine.tool_format import Syntax
@@ -181,6 +181,8 @@ class AsyncEngine:
     ) -> AsyncIterator[OutputDelta]:
         """Yield deltas as steps produce them; leaving the iteration early (close, cancel) aborts the request.
 
+        What has come while the caller was busy with an earlier delta is one delta.
+
         Raises:
             PromptTooLongError, InvalidParameterError: before anything is queued.
             QueueFullError: too many requests wait; it says when to try again.
@@ -205,7 +207,10 @@ class AsyncEngine:
         unfinished = params.n
         try:
             while unfinished:
-                for delta in await arrived.get():
+                waiting = list(await arrived.get())
+                while not arrived.empty():
+                    waiting.extend(arrived.get_nowait())
+                for delta in waiting if len(waiting) == 1 else merged(waiting):
                     unfinished -= delta.finish_reason is not None
                     if delta.error is not None:
                         raise delta.error

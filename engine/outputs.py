@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -57,6 +57,31 @@ class OutputDelta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+
+
+def merged(deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
+    """Deltas that wait for a reader, those of each answer in one: the same text, tokens and log-probabilities.
+
+    Answers stand in the order in which they first appear. An error stays a delta of its own, and nothing follows it.
+    """
+    waiting: dict[int, OutputDelta] = {}
+    for delta in deltas:
+        if delta.error is not None:
+            return [*waiting.values(), delta]
+        earlier = waiting.get(delta.index)
+        waiting[delta.index] = delta if earlier is None else _joined(earlier, delta)
+    return list(waiting.values())
+
+
+def _joined(first: OutputDelta, second: OutputDelta) -> OutputDelta:
+    logprobs = second.logprobs if first.logprobs is None else (*first.logprobs, *(second.logprobs or ()))
+    return replace(
+        second,
+        text=first.text + second.text,
+        token_ids=(*first.token_ids, *second.token_ids),
+        logprobs=logprobs,
+        tool_calls=(*first.tool_calls, *second.tool_calls),
+    )
 
 
 @dataclass

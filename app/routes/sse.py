@@ -28,6 +28,12 @@ FIRST_EVENT_WAIT_S = 2.0
 # Proxies cut connections that say nothing for about a minute.
 PING_S = 15.0
 
+# Characters of events that may wait for a client that reads slowly; then their source waits too.
+MOST_WAITING = 64 * 1024
+
+# Turns of the event loop that LangChain's tasks within tasks take until one waits for the model.
+STEPS_TO_WAIT = 10
+
 # nginx's status for a client that did not wait; only logs ever see it.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -94,14 +100,14 @@ class EventStream(AbandonableStream):
 
     def __init__(self, events: Events, first: "asyncio.Task[str | None]", error_event: Callable[[Fault], str]) -> None:
         super().__init__(HEADERS)
-        self._events = events
         self._first = first
+        self._ahead = _ReadAhead(events)
         self._error_event = error_event
         self._last_sent = time.monotonic()
 
     async def _close(self) -> None:
         await _stop(self._first)
-        await self._events.aclose()
+        await self._ahead.close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -110,7 +116,7 @@ class EventStream(AbandonableStream):
             text = await self._first
             while text is not None:
                 await self._send(send, text)
-                text = await _next(self._events)
+                text = await self._ahead.take()
         except OSError:
             return  # the connection is gone
         except Exception as error:
@@ -133,6 +139,69 @@ class EventStream(AbandonableStream):
                     await self._send(send, ": ping\r\n\r\n")
                 silent = 0.0
             await asyncio.sleep(PING_S - silent)
+
+
+class _ReadAhead:
+    """Reads events while earlier ones are on their way to the client, so that those that wait leave in one write.
+
+    Reading begins with the first `take`, and stops while MOST_WAITING characters wait.
+    """
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._waiting: list[str] = []
+        self._size = 0
+        self._is_closing = False
+        self._arrived = asyncio.Event()
+        self._taken = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+
+    async def take(self) -> str | None:
+        """All that waits, as one text, once there is something; None at the end.
+
+        Raises what the source has raised, when everything before it has been taken.
+        """
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        await self._arrived.wait()
+        self._arrived.clear()
+        if not self._waiting:
+            await self._reading
+            return None
+        text = "".join(self._waiting)
+        self._waiting.clear()
+        self._size = 0
+        self._taken.set()
+        if self._reading.done():
+            self._arrived.set()  # the end is still to be told
+        return text
+
+    async def close(self) -> None:
+        """Closes the source, whether or not it has been read to its end.
+
+        It is cancelled where it waits, which unwinds all that it is made of: one that is closed between two events
+        leaves LangChain's inner generators, and the request to the engine with them, to the garbage collector.
+        """
+        self._is_closing = True
+        self._taken.set()
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        for _ in range(STEPS_TO_WAIT):  # it goes on to where it waits
+            await asyncio.sleep(0)
+        await _stop(self._reading)
+        await self._events.aclose()
+
+    async def _read(self) -> None:
+        try:
+            async for text in self._events:
+                self._waiting.append(text)
+                self._size += len(text)
+                self._arrived.set()
+                while self._size >= MOST_WAITING and not self._is_closing:
+                    self._taken.clear()
+                    await self._taken.wait()
+        finally:
+            self._arrived.set()
 
 
 async def unless_disconnected(receive: Receive, work: "asyncio.Future[Response]") -> Response:
