@@ -1,4 +1,6 @@
-"""What a server under load does rather than refuse: fewer passages, shorter answers. Said in every reply it touches.
+"""What a server under load does rather than refuse: fewer passages, shorter answers, answers that come later.
+
+Said in every reply it touches.
 
 The settings say which of them (`degradation`) and from how many waiting requests on (`degrade_at`). What holds for the
 request at hand is noted when it arrives (`app/routes/admission.py`), and read where a search or an answer begins.
@@ -11,7 +13,10 @@ from typing import Any
 
 FEWER_PASSAGES = "fewer-passages"
 SHORTER_ANSWERS = "shorter-answers"
-POLICIES = (FEWER_PASSAGES, SHORTER_ANSWERS)
+# Requests of these priorities are taken down and answered when there is time (`app/answer_jobs.py`).
+ASYNCHRONOUS = "asynchronous"
+LATER_PRIORITIES = ("batch", "background")
+POLICIES = (FEWER_PASSAGES, SHORTER_ANSWERS, ASYNCHRONOUS)
 # Said in the reply's head: which policies the request met.
 HEADER = "X-Ragstone-Degraded"
 

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import __version__
+from app.answer_jobs import AnswerJobs
 from app.api_keys import KeyStore
 from app.browser_guard import BrowserGuard
 from app.degradation import NONE, Degradation
@@ -22,6 +23,7 @@ from app.preflight import keys_required
 from app.request_id import HEADER, RequestIds
 from app.request_path import route_path
 from app.routes import (
+    answers,
     collections,
     completions,
     conversations,
@@ -72,9 +74,11 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loading = asyncio.create_task(services.load())
+        answer_jobs.start()
         try:
             yield
         finally:
+            await answer_jobs.close()
             await asyncio.wait({loading})  # its thread cannot be interrupted, and closing under it would break it
             await services.close()
             usage_store.close()
@@ -92,10 +96,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.services = services
     limits = TenantLimits(_limits_of(settings, keys))
     usage_store = UsageStore(settings.usage_path)
+    answer_jobs = AnswerJobs(settings.answers_path, may_work=lambda is_old: _has_time(settings, services, is_old))
     services.is_busy = lambda: limits.num_running > 0
     services.observers += [usage_store.observe, lambda model, times: limits.spend(times.tenant, times.num_tokens)]
     faults.install(app)
     app.include_router(usage.create_router(settings, usage_store), responses=faults.ERRORS)
+    app.include_router(answers.create_router(answer_jobs), responses=faults.ERRORS)
     for family in OPENAI_FAMILIES:
         app.include_router(family.create_router(services), responses=faults.OPENAI_ERRORS)
     for family in (langserve, *API_FAMILIES):
@@ -108,7 +114,12 @@ def create_app(settings: Settings) -> FastAPI:
     # The last one added is the first that a request meets.
     app.add_middleware(BodyLimit)
     app.add_middleware(
-        Admission, limits=limits, metrics=services.metrics, degradation=lambda: _degradation(settings, services)
+        Admission,
+        limits=limits,
+        metrics=services.metrics,
+        degradation=lambda: _degradation(settings, services),
+        jobs=answer_jobs,
+        max_body_bytes=MAX_BODY_BYTES,
     )
     app.add_middleware(RequestSpans)
     app.add_middleware(AccessGuard, keys=keys)
@@ -132,10 +143,19 @@ def _limits_of(settings: Settings, keys: KeyStore | None) -> Callable[[str], Lim
     return lambda tenant: defaults if keys is None else keys.limits(tenant).over(defaults)
 
 
+def _is_loaded(settings: Settings, services: Services) -> bool:
+    engine = services.metrics.engine
+    return engine is not None and engine[1]().num_waiting >= settings.degrade_at
+
+
+def _has_time(settings: Settings, services: Services, is_old: bool) -> bool:
+    """Whether the server may answer a request that was taken down, perhaps long ago."""
+    return services.status()[0] in ("ready", "degraded") and (is_old or not _is_loaded(settings, services))
+
+
 def _degradation(settings: Settings, services: Services) -> Degradation:
     """What a request that comes now must do without."""
-    engine = services.metrics.engine
-    if not settings.degradation_policies or engine is None or engine[1]().num_waiting < settings.degrade_at:
+    if not settings.degradation_policies or not _is_loaded(settings, services):
         return NONE
     return Degradation(
         tuple(settings.degradation_policies), settings.degraded_num_passages, settings.degraded_max_tokens

@@ -38,7 +38,7 @@ def allowed_values(name: str, field: FieldInfo) -> str:
     if name == "device":
         return "one of: auto, cpu, cuda, cuda:N"
     if name == "degradation":
-        return "a list of fewer-passages, shorter-answers"
+        return "a list of fewer-passages, shorter-answers, asynchronous"
     if name == "vector_store":
         return "faiss, or qdrant: followed by a URL or a folder"
     return "a non-empty text"

@@ -233,8 +233,8 @@ class Settings(BaseSettings):
     )
     degradation: str = Field(
         "",
-        pattern=r"^\s*((fewer-passages|shorter-answers)\s*(,\s*|$))*$",
-        description="What to do without under load: fewer-passages, shorter-answers, or both (default: nothing).",
+        pattern=r"^\s*((fewer-passages|shorter-answers|asynchronous)\s*(,\s*|$))*$",
+        description="What to do under load: fewer-passages, shorter-answers, asynchronous (default: nothing).",
     )
     degrade_at: int = Field(8, ge=1, description="Waiting requests from which on `degradation` holds.")
     degraded_num_passages: int = Field(1, ge=0, description="Passages of an answer under fewer-passages.")
@@ -311,6 +311,11 @@ class Settings(BaseSettings):
     def usage_path(self) -> Path:
         """SQLite file of what tenants have used."""
         return self.data_dir / "usage.sqlite3"
+
+    @property
+    def answers_path(self) -> Path:
+        """SQLite file of the requests that are answered later."""
+        return self.data_dir / "answers.sqlite3"
 
     @property
     def keys_path(self) -> Path:

@@ -1,16 +1,21 @@
 """What a request that makes a model work must pass: its tenant's limits, and the policies of a server under load."""
 
+import asyncio
+import json
 from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import privacy
-from app.degradation import HEADER, Degradation, set_degradation
+from app.answer_jobs import KEPT_S, Answer, AnswerJob, AnswerJobs
+from app.degradation import ASYNCHRONOUS, HEADER, LATER_PRIORITIES, NONE, Degradation, set_degradation
 from app.limits import LimitError, TenantLimits
 from app.metrics import ServerMetrics
-from app.principal import LOCAL, Principal
+from app.principal import LOCAL, Principal, set_principal
 from app.request_path import route_path
+from app.routes.answers import PREFIX
 from app.routes.faults import respond
 
 # Below these, a POST makes a model work.
@@ -20,22 +25,32 @@ MODEL_PATHS = ("/chat/", "/llm/", "/v1/chat/completions", "/v1/completions", "/v
 class Admission:
     """Refuses a tenant's request over its limits with 429; notes what a request under load must do without.
 
-    `degradation` tells what holds at the moment.
+    `degradation` tells what holds at the moment; `jobs` takes down what is to be answered later.
     """
 
     def __init__(
-        self, app: ASGIApp, *, limits: TenantLimits, metrics: ServerMetrics, degradation: Callable[[], Degradation]
+        self,
+        app: ASGIApp,
+        *,
+        limits: TenantLimits,
+        metrics: ServerMetrics,
+        degradation: Callable[[], Degradation],
+        jobs: AnswerJobs,
+        max_body_bytes: int,
     ) -> None:
         self._app = app
         self._limits = limits
         self._metrics = metrics
         self._degradation = degradation
+        self._jobs = jobs
+        self._max_body_bytes = max_body_bytes
+        jobs.answer_with(lambda job: answer_now(app, job))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or not _asks_a_model(scope):
             await self._app(scope, receive, send)
             return
-        if Headers(scope=scope).get(privacy.HEADER, "").strip().lower() in ("true", "1", "yes"):
+        if _is_private(scope):
             privacy.note_private()
         principal: Principal = scope.get("state", {}).get("principal", LOCAL)
         try:
@@ -45,25 +60,130 @@ class Admission:
             await respond(error, route_path(scope))(scope, receive, send)
             return
         try:
-            await self._app(scope, receive, self._marked(send))
+            await self._admit(scope, receive, send, principal)
         finally:
             self._limits.end(principal.tenant)
 
-    def _marked(self, send: Send) -> Send:
-        """Notes the policies in force; they are said in the head of the reply."""
+    async def _admit(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
         degradation = self._degradation()
-        if not degradation.policies:
+        if ASYNCHRONOUS in degradation.policies:
+            messages, body = await self._read(receive)
+            priority = priority_of(scope, body)
+            if body is not None and priority in LATER_PRIORITIES:
+                await self._take_down(scope, send, principal, priority, body)
+                return
+            receive = _again(messages, receive)
+        await self._app(scope, receive, self._marked(degradation, send))
+
+    async def _take_down(self, scope: Scope, send: Send, principal: Principal, priority: str, body: bytes) -> None:
+        """Answers 202 with where the answer will be."""
+        path = route_path(scope)
+        try:
+            job_id = await self._jobs.add(principal, path, priority, body, is_private=_is_private(scope))
+        except Exception as error:  # too many wait, or the disk is full: nothing was accepted
+            await respond(error, path)(scope, _nothing, send)
+            return
+        self._metrics.degraded.labels(ASYNCHRONOUS).inc()
+        location = f"{scope.get('root_path', '').rstrip('/')}{PREFIX}/{job_id}"
+        content = {"job_id": job_id, "state": "queued", "location": location, "kept_s": KEPT_S}
+        await JSONResponse(content, 202, headers={"Location": location, HEADER: ASYNCHRONOUS})(scope, _nothing, send)
+
+    async def _read(self, receive: Receive) -> tuple[list[Message], bytes | None]:
+        """The messages of a request's body, and the body; None where it is not whole, or too large."""
+        messages: list[Message] = []
+        size = 0
+        while True:
+            message = await receive()
+            messages.append(message)
+            size += len(message.get("body", b""))
+            if message["type"] != "http.request" or size > self._max_body_bytes:
+                return messages, None
+            if not message.get("more_body"):
+                return messages, b"".join(part.get("body", b"") for part in messages)
+
+    def _marked(self, degradation: Degradation, send: Send) -> Send:
+        """Notes the policies in force; they are said in the head of the reply."""
+        policies = [policy for policy in degradation.policies if policy != ASYNCHRONOUS]
+        if not policies:
             return send
         set_degradation(degradation)
-        for policy in degradation.policies:
+        for policy in policies:
             self._metrics.degraded.labels(policy).inc()
 
         async def marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER] = ", ".join(degradation.policies)
+                MutableHeaders(scope=message)[HEADER] = ", ".join(policies)
             await send(message)
 
         return marked
+
+
+def _is_private(scope: Scope) -> bool:
+    return Headers(scope=scope).get(privacy.HEADER, "").strip().lower() in ("true", "1", "yes")
+
+
+def priority_of(scope: Scope, body: bytes | None) -> str:
+    """How urgent a request is: the field `priority` of its body, else the header; "" where neither says it."""
+    given = None
+    try:
+        fields = json.loads(body or b"null")
+        given = fields.get("priority") if isinstance(fields, dict) else None
+    except (ValueError, RecursionError):
+        pass  # the route will say what is wrong with it
+    return given if isinstance(given, str) else Headers(scope=scope).get("x-priority", "")
+
+
+async def answer_now(app: ASGIApp, job: AnswerJob) -> Answer:
+    """What the routes behind the checks of who asks answer to a request that was taken down."""
+    status, content_type, parts = 500, "", []
+    body: list[Message] = [{"type": "http.request", "body": job.body, "more_body": False}]
+
+    async def send(message: Message) -> None:
+        nonlocal status, content_type
+        if message["type"] == "http.response.start":
+            status, content_type = message["status"], Headers(raw=message["headers"]).get("content-type", "")
+        else:
+            parts.append(message.get("body", b""))
+
+    set_principal(job.principal)
+    set_degradation(NONE)
+    if job.is_private:
+        privacy.note_private()
+    headers = {"content-type": "application/json", "x-priority": job.priority}
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": job.path,
+        "raw_path": job.path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "client": None,
+        "server": None,
+        "state": {"principal": job.principal},
+    }
+    await app(scope, _again(body, _nothing), send)
+    return Answer(status, content_type, b"".join(parts))
+
+
+def _again(messages: list[Message], receive: Receive) -> Receive:
+    """A source of messages that were read already, and then of the others."""
+    waiting = iter(messages)
+
+    async def received() -> Message:
+        message = next(waiting, None)
+        return await receive() if message is None else message
+
+    return received
+
+
+async def _nothing() -> Message:
+    """A client that stays and says nothing more."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets that event")
 
 
 def _asks_a_model(scope: Scope) -> bool:

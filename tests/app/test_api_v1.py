@@ -283,6 +283,7 @@ def test_the_openapi_document_has_every_route_of_ours(server):
         "/api/v1/conversations/{session_id}", "/api/v1/conversations/{session_id}/turns/{index}",
         "/api/v1/conversations/{session_id}/restore", "/api/v1/conversations/{session_id}/export",
         "/v1/ranking", "/api/v1/usage", "/api/v1/turns/{turn_id}", "/api/v1/turns/{turn_id}/support",
+        "/api/v1/answers/{job_id}",
         "/api/v1/jobs/{job_id}", "/api/v1/jobs/{job_id}/events", "/api/v1/queue", "/api/v1/feedback",
         "/api/v1/options",
         "/api/v1/collections", "/api/v1/collections/{name}",
