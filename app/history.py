@@ -8,7 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -218,6 +218,32 @@ class RagstoneChatMessageHistory(BaseChatMessageHistory):
 def new_turn_id() -> str:
     """A name for a turn that nobody can guess."""
     return uuid.uuid4().hex
+
+
+def utc_now() -> datetime:
+    """The machine's clock."""
+    return datetime.now(UTC)
+
+
+def as_stored(moment: datetime) -> str:
+    """A time as stores keep it: of one length, so that texts sort as times do."""
+    return moment.isoformat(timespec="milliseconds")
+
+
+def stored_now(newest: str | None) -> str:
+    """The time now; behind `newest`, the newest time of the user's conversations, also where the clock was set back.
+
+    What is used later sorts later for ever, and a deletion is never dated so early that its day to restore is over.
+    """
+    now = as_stored(utc_now())
+    if newest is None or now > newest:
+        return now
+    return as_stored(datetime.fromisoformat(newest) + timedelta(milliseconds=1))
+
+
+def oldest_kept() -> str:
+    """Conversations that were deleted before this time can be restored no more."""
+    return as_stored(utc_now() - DELETED_KEPT)
 
 
 def title_of(question: str) -> str:

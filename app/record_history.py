@@ -7,19 +7,19 @@ conversation's turns, and applies one change as a whole or not at all.
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from langchain_core.messages import messages_from_dict, messages_to_dict
 
 from app.history import (
-    DELETED_KEPT,
     Conversation,
     ConversationStore,
     Feedback,
     Turn,
     TurnResult,
     new_turn_id,
+    oldest_kept,
+    stored_now,
     title_of,
 )
 from app.text_search import contains, snippet
@@ -112,8 +112,8 @@ class RecordConversationStore(ConversationStore):
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin_turn(self, user: str, session_id: str, question: str, *, turn_id: str | None = None) -> int:
-        now = _now()
-        head = self._head(user, session_id)
+        heads = self._heads(user)
+        now, head = _now(heads), heads.get(session_id)
         dropped: dict[int, Record | None] = {}
         if head is not None and head["deleted_at"] is not None:
             dropped = dict.fromkeys(self._records(user, session_id))
@@ -145,7 +145,11 @@ class RecordConversationStore(ConversationStore):
             "grounding": result.grounding, "finish_reason": result.finish_reason, "statistics": result.statistics,
             "settings": result.settings,
         }  # fmt: skip
-        self._apply(user, session_id, Change({**head, "updated_at": _now()}, {index: {**record, **done}}))
+        self._apply(
+            user,
+            session_id,
+            Change({**head, "updated_at": stored_now(head["updated_at"])}, {index: {**record, **done}}),
+        )
 
     def set_feedback(self, user: str, session_id: str, index: int, feedback: Feedback | None) -> bool:
         head = self._present(user, session_id)
@@ -179,13 +183,13 @@ class RecordConversationStore(ConversationStore):
             self._apply(user, session_id, Change(None))
             return True
         window_start = min(head["window_start"], index)
-        kept = {**head, "num_turns": index, "window_start": window_start, "updated_at": _now()}
+        kept = {**head, "num_turns": index, "window_start": window_start, "updated_at": _now(self._heads(user))}
         self._apply(user, session_id, Change(kept, dict.fromkeys(range(index, head["num_turns"]))))
         return True
 
     def delete(self, user: str, session_id: str) -> bool:
         self._purge(user)
-        return self._change(user, session_id, {"deleted_at": _now()})
+        return self._change(user, session_id, {"deleted_at": _now(self._heads(user))})
 
     def restore(self, user: str, session_id: str) -> bool:
         self._purge(user)
@@ -197,7 +201,7 @@ class RecordConversationStore(ConversationStore):
 
     def _purge(self, user: str) -> None:
         """Drops for good what was deleted too long ago to be restored."""
-        oldest = _time(datetime.now(UTC) - DELETED_KEPT)
+        oldest = oldest_kept()
         for name, head in self._heads(user).items():
             if head["deleted_at"] is not None and head["deleted_at"] < oldest:
                 self._apply(user, name, Change(None))
@@ -227,9 +231,6 @@ def _turn(index: int, record: Record) -> Turn:
     )
 
 
-def _now() -> str:
-    return _time(datetime.now(UTC))
-
-
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds")
+def _now(heads: Mapping[str, Record]) -> str:
+    times = [head[name] for head in heads.values() for name in ("updated_at", "deleted_at") if head[name] is not None]
+    return stored_now(max(times, default=None))

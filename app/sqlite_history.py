@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ from langchain_core.messages import messages_from_dict, messages_to_dict
 
 from app.errors import DataFolderError
 from app.history import (
-    DELETED_KEPT,
     Conversation,
     ConversationStore,
     Feedback,
     Turn,
     TurnResult,
     new_turn_id,
+    oldest_kept,
+    stored_now,
     title_of,
 )
 from app.text_search import contains, snippet
@@ -120,10 +120,11 @@ class SQLiteConversationStore(ConversationStore):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
+                self._connection.execute("COMMIT")
             except BaseException:
-                self._connection.execute("ROLLBACK")
+                if self._connection.in_transaction:  # SQLite itself has gone back where the disk is full
+                    self._connection.execute("ROLLBACK")
                 raise
-            self._connection.execute("COMMIT")
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
@@ -175,8 +176,8 @@ class SQLiteConversationStore(ConversationStore):
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin_turn(self, user: str, session_id: str, question: str, *, turn_id: str | None = None) -> int:
-        now = _now()
         with self._transaction() as connection:
+            now = _now(connection, user)
             _purge(connection)
             connection.execute(
                 "DELETE FROM conversations WHERE user = ? AND session_id = ? AND deleted_at IS NOT NULL",
@@ -222,7 +223,8 @@ class SQLiteConversationStore(ConversationStore):
                 ),
             )
             connection.execute(
-                "UPDATE conversations SET updated_at = ? WHERE user = ? AND session_id = ?", (_now(), user, session_id)
+                "UPDATE conversations SET updated_at = ? WHERE user = ? AND session_id = ?",
+                (_now(connection, user), user, session_id),
             )
 
     def set_feedback(self, user: str, session_id: str, index: int, feedback: Feedback | None) -> bool:
@@ -260,7 +262,7 @@ class SQLiteConversationStore(ConversationStore):
             connection.execute(
                 "UPDATE conversations SET window_start = min(window_start, ?), updated_at = ? "
                 "WHERE user = ? AND session_id = ?",
-                (index, _now(), user, session_id),
+                (index, _now(connection, user), user, session_id),
             )
             if index == 0:
                 connection.execute(
@@ -271,7 +273,8 @@ class SQLiteConversationStore(ConversationStore):
     def delete(self, user: str, session_id: str) -> bool:
         with self._transaction() as connection:
             _purge(connection)
-        return self._change("deleted_at = ?", _now(), user, session_id)
+            now = _now(connection, user)
+        return self._change("deleted_at = ?", now, user, session_id)
 
     def restore(self, user: str, session_id: str) -> bool:
         with self._transaction() as connection:
@@ -290,7 +293,7 @@ class SQLiteConversationStore(ConversationStore):
 
 def _purge(connection: sqlite3.Connection) -> None:
     """Drops for good what was deleted too long ago to be restored."""
-    connection.execute("DELETE FROM conversations WHERE deleted_at < ?", (_time(datetime.now(UTC) - DELETED_KEPT),))
+    connection.execute("DELETE FROM conversations WHERE deleted_at < ?", (oldest_kept(),))
 
 
 def _turn(row: tuple[Any, ...]) -> Turn:
@@ -320,9 +323,8 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value)
 
 
-def _now() -> str:
-    return _time(datetime.now(UTC))
-
-
-def _time(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds")
+def _now(connection: sqlite3.Connection, user: str) -> str:
+    (newest,) = connection.execute(
+        "SELECT max(max(updated_at), coalesce(max(deleted_at), '')) FROM conversations WHERE user = ?", (user,)
+    ).fetchone()
+    return stored_now(newest)

@@ -3,6 +3,7 @@
 Counted in memory when a request ends and written every few seconds: a crash loses those, an ordinary end none.
 """
 
+import logging
 import sqlite3
 import threading
 import time
@@ -11,6 +12,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from app.engines.client import RequestTimes
+
+logger = logging.getLogger(__name__)
 
 FLUSH_S = 5.0
 
@@ -91,15 +94,22 @@ class UsageStore:
             self._write()
 
     def _write(self) -> None:
+        """Writes what is counted; what cannot be written now (the disk is full) is kept for the next time."""
         sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
         with self._lock:
             if not self._waiting:
                 return
-            self._connection.execute("BEGIN IMMEDIATE")
-            for key, counts in self._waiting.items():
-                self._connection.execute(
-                    f"INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET {sums}",
-                    (*key, *(getattr(counts, name) for name in _COUNTS)),
-                )
-            self._connection.execute("COMMIT")
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                for key, counts in self._waiting.items():
+                    self._connection.execute(
+                        f"INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET {sums}",
+                        (*key, *(getattr(counts, name) for name in _COUNTS)),
+                    )
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                logger.warning("usage cannot be written: %s; it is tried again", error)
+                return
             self._waiting.clear()

@@ -98,7 +98,8 @@ def migrate(connection: sqlite3.Connection, path: str) -> None:
         connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # SQLite itself has gone back where the disk is full
+            connection.execute("ROLLBACK")
         raise
 
 

@@ -1,6 +1,7 @@
 """Conversations on disk, and LangChain's message history over them."""
 
 import sqlite3
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
@@ -139,9 +140,39 @@ def test_a_deleted_conversation_whose_name_is_used_again_is_gone(store):
 def test_after_a_day_a_deleted_conversation_is_gone_from_the_disk(store, path, monkeypatch):
     add(store, "q")
     store.delete("local", "s")
-    monkeypatch.setattr("app.sqlite_history.DELETED_KEPT", -DELETED_KEPT)
+    monkeypatch.setattr("app.history.DELETED_KEPT", -DELETED_KEPT)
     assert store.restore("local", "s") is False
     assert sqlite3.connect(path).execute("SELECT count(*) FROM turns").fetchone() == (0,)
+
+
+def test_order_pages_search_and_the_day_to_restore_stay_right_when_the_clock_is_set_back(store, monkeypatch):
+    noon = datetime(2026, 11, 30, 12, tzinfo=UTC)
+    clock = {"now": noon}
+    monkeypatch.setattr("app.history.utc_now", lambda: clock["now"])
+    for name in "ab":
+        add(store, f"question {name}", session_id=name)
+        clock["now"] += timedelta(seconds=1)
+    clock["now"] = noon - timedelta(days=1)
+    for name in "cda":
+        add(store, f"later question {name}", session_id=name)
+        clock["now"] += timedelta(seconds=1)
+    assert [entry.session_id for entry in store.conversations("local")] == list("adcb")
+    pages = [store.conversations("local", limit=2, offset=start) for start in (0, 2)]
+    assert [[entry.session_id for entry in page] for page in pages] == [["a", "d"], ["c", "b"]]
+    assert [entry.session_id for entry in store.conversations("local", query="later")] == list("adc")
+    turns = store.turns("local", "a")
+    assert [turn.question for turn in turns] == ["question a", "later question a"]
+    assert turns[0].created_at < turns[1].created_at
+    for name, index in (("a", 1), ("b", 0), ("d", 0)):
+        store.set_feedback("local", name, index, Feedback("up"))
+    assert [name for name, _ in store.rated_turns("local")] == ["b", "d", "a"]
+    # Deleted while the clock is behind: set right again, its day has only begun.
+    store.delete("local", "c")
+    clock["now"] = noon + timedelta(hours=23)
+    assert store.restore("local", "c") is True
+    store.delete("local", "c")
+    clock["now"] += timedelta(days=1, seconds=1)
+    assert store.restore("local", "c") is False
 
 
 # ── lists and searches ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -229,12 +260,13 @@ def test_a_file_of_every_earlier_version_is_brought_up_to_date(path, version):
     with sqlite3.connect(path) as connection:
         connection.executescript("".join(MIGRATIONS[:version]))
         connection.execute(f"PRAGMA user_version={version}")
-        connection.execute("INSERT INTO conversations VALUES ('local', 's', 'title', 0, 'then', 'then')")
+        then = "2026-01-31T12:00:00.000+00:00"
+        connection.execute("INSERT INTO conversations VALUES ('local', 's', 'title', 0, ?, ?)", (then, then))
         for number in range(2):
             connection.execute(
                 "INSERT INTO turns (user, session_id, number, question, prompt, answer, sources, placed, num_tokens, "
-                "interrupted, created_at) VALUES ('local', 's', ?, 'q', 'p', 'a', '[]', '[]', 3, 0, 'then')",
-                (number,),
+                "interrupted, created_at) VALUES ('local', 's', ?, 'q', 'p', 'a', '[]', '[]', 3, 0, ?)",
+                (number, then),
             )
     upgraded = SQLiteConversationStore(path)
     turns = upgraded.turns("local", "s")
