@@ -46,7 +46,9 @@ check: install-dev ## format, lint, types, import contracts and insecure code
 
 audit: install-dev ## look the installed versions up among the known vulnerabilities (needs a network)
 	@test -x .audit/bin/pip-audit || { "$(PYTHON)" -m venv .audit && .audit/bin/python -m pip install --quiet pip-audit; }
-	.audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints-cpu.txt
+	@.audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints-cpu.txt || { \
+		echo "audit failed: a version is known to be vulnerable, or one could not be looked up, which counts as much" >&2; \
+		echo "(see above; every version is asked for at https://pypi.org/pypi/NAME/VERSION/json)" >&2; exit 1; }
 
 format: install-dev ## bring the code into its format
 	$(BIN)/ruff format .

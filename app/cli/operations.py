@@ -1,4 +1,4 @@
-"""`ragstone doctor`, `settings`, `backup` and `restore`: for who keeps a server running."""
+"""`ragstone doctor`, `settings`, `profile`, `backup` and `restore`: for who keeps a server running."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from app.cli.options import ConfigOption, DataOption, DeviceOption, ModelOption, PortOption, errors_to, read_settings
+from app.cli.options import (
+    ConfigOption,
+    ContextOption,
+    DataOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    PortOption,
+    errors_to,
+    prepare,
+    read_settings,
+)
 
 operations_cli = typer.Typer()
 
@@ -50,6 +61,30 @@ def settings(
         return
     for name, value in in_force(read_settings(config)):
         print(f"{name:<34} {value}")
+
+
+@operations_cli.command(epilog='Example: ragstone profile "What does TTFT measure?" --steps 40 --out trace.json')
+def profile(
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="A message to answer.")],
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, max=10_000, help="Steps to trace.")] = 20,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="FILE", help="Trace to write, for chrome://tracing or ui.perfetto.dev.")
+    ] = Path("ragstone-trace.json"),
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    dtype: DtypeOption = None,
+    max_model_len: ContextOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Trace the first steps of an answer, and print which parts and operators of them take the time."""
+    settings = read_settings(config, model=model, device=device, dtype=dtype, max_model_len=max_model_len, data=data)
+    prepare(settings)
+    from app.profiling import profile as trace
+
+    found = trace(settings, prompt, num_steps=steps, trace=out)
+    print(found.table)
+    print(f"{found.summary}; the trace is {found.trace} ({found.trace.stat().st_size / 1e6:,.1f} MB)")
 
 
 @operations_cli.command(epilog="Example: ragstone backup ragstone-2026-11-30.tar.gz")

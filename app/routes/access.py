@@ -3,6 +3,7 @@
 Routes learn whose request it is by the dependency `CurrentUser`; what is not theirs they must not find.
 """
 
+import base64
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -18,6 +19,9 @@ from app.routes.faults import respond
 # What anybody may read: whether the server lives, and the description of its routes, which is the same everywhere.
 PUBLIC = frozenset({"/", "/docs", "/openapi.json", "/v1/health/live", "/v1/health/ready"})
 PUBLIC_FOLDER = "/static-offline-docs/"
+# Browsers ask for a name and a password then, and send them with what a page of ours fetches: so the playground and
+# the page of routes can be used, which know nothing of keys. Only browsers send the header that tells them.
+BROWSERS_CHALLENGE = 'Basic realm="Ragstone: any name, and the API key as the password", charset="UTF-8"'
 READING = frozenset({"GET", "HEAD"})
 METRICS = frozenset({"/metrics", "/v1/metrics"})
 # Below these, whatever changes something needs the scope `documents`.
@@ -66,7 +70,10 @@ class AccessGuard:
         try:
             principal = self._principal(scope)
         except RequestError as error:
-            await respond(error, route_path(scope))(scope, receive, send)
+            response = respond(error, route_path(scope))
+            if response.status_code == 401 and Headers(scope=scope).get("sec-fetch-mode"):
+                response.headers["WWW-Authenticate"] = BROWSERS_CHALLENGE
+            await response(scope, receive, send)
             return
         if principal is not None:
             scope.setdefault("state", {})["principal"] = principal
@@ -80,16 +87,30 @@ class AccessGuard:
         path = route_path(scope)
         if scope["method"] in READING and (path in PUBLIC or path.startswith(PUBLIC_FOLDER)):
             return None
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if not key.strip():
-            raise MissingKeyError
-        if kind.lower() != "bearer":
-            raise InvalidKeyError
-        principal = self._keys.recognise(key.strip())
+        principal = self._keys.recognise(key_in(Headers(scope=scope).get("authorization", "")))
         needed = needed_scope(scope["method"], path)
         if not principal.may(needed):
             raise MissingScopeError(needed)
         return principal
+
+
+def key_in(authorization: str) -> str:
+    """The key in a header: after `Bearer`, or the password after `Basic`. Raises MissingKeyError, InvalidKeyError."""
+    kind, _, given = authorization.partition(" ")
+    given = given.strip()
+    if not given:
+        raise MissingKeyError
+    if kind.lower() == "bearer":
+        return given
+    if kind.lower() != "basic":
+        raise InvalidKeyError
+    try:
+        _, _, key = base64.b64decode(given, validate=True).decode().partition(":")
+    except ValueError:
+        raise InvalidKeyError from None
+    if not key:
+        raise MissingKeyError
+    return key
 
 
 def needed_scope(method: str, path: str) -> str:

@@ -111,6 +111,29 @@ def test_every_route_but_health_is_closed_without_a_valid_key(guarded: Guarded, 
         assert SECRET_WORD not in response.text
 
 
+def test_browser_is_asked_for_the_key_as_a_password_and_sends_it_with_what_the_playground_fetches(
+    guarded: Guarded,
+) -> None:
+    client, of_browser = guarded.server.client, {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "same-origin"}
+    page = client.get("/chat/playground/", headers=of_browser)
+    assert page.status_code == 401
+    assert page.headers["WWW-Authenticate"].startswith('Basic realm="Ragstone: any name, and the API key as')
+    for name in ("", "ada", "x"):
+        answered = client.get("/chat/playground/", headers=of_browser, auth=(name, guarded.ada))
+        assert (answered.status_code, answered.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    scripts = [f"/{part.split(chr(34))[0].lstrip('/')}" for part in answered.text.split('src="')[1:]]
+    assert scripts
+    for script in scripts:
+        assert client.get(script, headers=of_browser, auth=("x", guarded.ada)).status_code == 200
+    asked = client.post("/llm/stream_log", json=question("hi"), headers=of_browser, auth=("x", guarded.ada))
+    assert events(asked.text)[-1][0] == "end"
+    for auth in (("ada", "wrong"), ("ada", ""), (guarded.ada, "x")):
+        assert client.get("/chat/playground/", auth=auth).status_code == 401
+    for header in ("Basic", "Basic =", "Basic /w==", f"Digest {guarded.ada}"):
+        refused = client.get("/v1/models", headers={"Authorization": header})
+        assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+
+
 def test_another_users_key_finds_nothing_of_ada_s_on_any_route(guarded: Guarded) -> None:
     for method, path in published(guarded):
         response = guarded.call(method, path, guarded.bob, **body_of(method, path))

@@ -6,9 +6,11 @@ In brackets: where it was reported.
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import openai
 import pytest
 
+from app.routes.langserve import Serializer
 from tests.app.scripted import ScriptedEngineClient
 from tests.app.serving import RunningServer, events, question, scripted_app
 
@@ -70,6 +72,25 @@ def test_many_people_at_once_each_get_their_own_answer(tmp_path):
         for name in names:
             (turn,) = server.client.get(f"/api/v1/conversations/{name}").json()["turns"]
             assert (turn["question"], turn["answer"]) == (f"I am {name}", "ab")
+
+
+def test_what_a_run_gives_is_sent_whatever_it_is():
+    """[langserve: 500 for a numpy value; an error event for half a surrogate pair; integers beyond 64 bits]"""
+    given = {"number": np.float32(0.5), "text": "\ud83d", "large": 2**70, "keys": {1: "a"}, "line": "a\u2028b\x85c"}
+    line = Serializer().dumps(given).decode()
+    assert not {"\u2028", "\x85", "\n", "\r"} & set(line)
+    read = json.loads(line)
+    assert (read["text"], read["large"], read["keys"], read["line"]) == ("\ud83d", 2**70, {"1": "a"}, "a\u2028b\x85c")
+
+
+@pytest.mark.parametrize("run", ["invoke", "batch", "stream"])
+def test_whose_conversation_it_is_cannot_be_said_by_the_body_of_any_run(server, run):
+    """[langserve: a modifier of the config that works for invoke made batch a 500]"""
+    config = {"configurable": {"session_id": f"own-{run}", "user": "victim", "retrieval": False}}
+    body = {"input": {"input": "Say hi."}, "inputs": [{"input": "Say hi."}], "config": config}
+    assert server.post(f"/chat/{run}", body).status_code == 200
+    assert server.services.history.conversation("victim", f"own-{run}") is None
+    assert server.services.history.conversation("local", f"own-{run}").num_turns == 1
 
 
 def test_a_batch_with_one_wrong_input_says_which_and_runs_none(tmp_path):
