@@ -98,44 +98,19 @@ class Chat:
         self._work: dict[str, _Work] = {}
         self._watching: dict[str, str] = {}  # tab -> conversation whose answer it shows, but did not ask for
 
-    async def restore(self, session_id: str, tab: str = "") -> AsyncGenerator[Frame]:
-        """The page of a conversation as it stands, for a `tab` that has just been (re)loaded or that turns to it.
+    async def restore(self, session_id: str) -> Frame:
+        """The page of a conversation as it stands, for a tab that has just been (re)loaded or that turns to it.
 
-        An answer that is being made is shown as it grows. It is another tab's, or this one's from before it was loaded
-        again, in which case it ends in a moment and can be continued.
+        It may show an answer that is being made, which `watch` follows. A turn that was stopped and that the server has
+        not yet written down is shown as it is known here.
         """
-        work, conversation = self._work.get(session_id), self._conversations.get(session_id)
-        if work is None or conversation is None:
-            async with aclosing(self._reread(session_id)) as pages:
-                async for page in pages:
-                    yield page
-            return
-        self._watching[tab] = session_id
-        try:
-            yield _whole_page(conversation, question=None)
-            while self._watching.get(tab) == session_id and self._work.get(session_id) is work:
-                yield Frame(
-                    live=turn_html(work.turn, work.index, work.waited_s),
-                    sources=after_answer_html(work.turn, work.index),
-                )
-                await asyncio.sleep(HEARTBEAT_S)
-            if self._watching.get(tab) == session_id and session_id not in self._work:
-                yield _whole_page(conversation, question=None)
-        finally:
-            if self._watching.get(tab) == session_id:
-                del self._watching[tab]
-
-    async def _reread(self, session_id: str) -> AsyncGenerator[Frame]:
-        """The page as the server has it. A turn that it has not yet written down is shown until it has."""
-        known = self._conversations.pop(session_id, None)
-        deadline = time.monotonic() + RECORDED_WITHIN_S
+        known = self._conversations.get(session_id)
+        if known is not None and session_id in self._work:
+            return _whole_page(known, question=None)
+        self._conversations.pop(session_id, None)
         try:
             conversation = Conversation(session_id, await self._client.turns(session_id))
-            while (missing := _missing(known, conversation)) is not None and time.monotonic() < deadline:
-                yield _whole_page(Conversation(session_id, [*conversation.turns, missing]), question=None)
-                await asyncio.sleep(WRITTEN_EVERY_S)
-                conversation.turns = await self._client.turns(session_id)
-            if missing is not None:
+            if (missing := _missing(known, conversation)) is not None:
                 conversation.turns.append(missing)
             self._keep(conversation)
         except LoginNeededError:
@@ -143,7 +118,30 @@ class Chat:
         except UIError:
             # The page's notice says what is wrong with the server; what is known is the right thing to show below it.
             conversation = known or Conversation(session_id)
-        yield _whole_page(conversation, question=None)
+        return _whole_page(conversation, question=None)
+
+    async def watch(self, session_id: str, tab: str = "") -> AsyncGenerator[Frame]:
+        """Frames of an answer that this `tab` shows but did not ask for, to its end.
+
+        It is another tab's, or this one's from before it was loaded again, in which case it ends in a moment and can be
+        continued.
+        """
+        work, conversation = self._work.get(session_id), self._conversations.get(session_id)
+        self._watching[tab] = session_id
+        try:
+            while work is not None and self._work.get(session_id) is work and self._watching.get(tab) == session_id:
+                yield Frame(
+                    live=turn_html(work.turn, work.index, work.waited_s),
+                    sources=after_answer_html(work.turn, work.index),
+                )
+                await asyncio.sleep(HEARTBEAT_S)
+            if self._watching.get(tab) == session_id and session_id not in self._work:
+                yield (
+                    await self.restore(session_id) if conversation is None else _whole_page(conversation, question=None)
+                )
+        finally:
+            if self._watching.get(tab) == session_id:
+                del self._watching[tab]
 
     async def earlier(self, session_id: str, before: int) -> str:
         """HTML of the turns before turn `before`, as many as are shown at a time."""
@@ -240,21 +238,19 @@ class Chat:
         if work is not None:
             work.stop()
 
-    async def leave(self, session_id: str, new_session_id: str, tab: str = "") -> AsyncGenerator[Frame]:
-        """Turn from the conversation `session_id` to another one; the pages of that.
+    async def leave(self, session_id: str, new_session_id: str, tab: str = "") -> Frame:
+        """Turn from the conversation `session_id` to another one; the page of that.
 
-        An answer that this `tab` is waiting for is abandoned, and ends with the first of these pages, so that the page
-        is right whichever frame comes last.
+        An answer that this `tab` is waiting for is abandoned, and ends with that same page, so that the page is right
+        whichever frame comes last.
         """
         is_watching = self._watching.pop(tab, None) is not None
+        page = await self.restore(new_session_id)
         work = None if is_watching else self._work.get(session_id)
-        async with aclosing(self.restore(new_session_id, tab)) as pages:
-            async for page in pages:
-                if work is not None:
-                    work.last_frame = page
-                    work.stop()
-                    work = None
-                yield page
+        if work is not None:
+            work.last_frame = page
+            work.stop()
+        return page
 
     async def _conversation(self, session_id: str) -> Conversation:
         conversation = self._conversations.get(session_id)

@@ -148,23 +148,19 @@ def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
                 yield page.updates(frame)
 
     async def command(event: gr.EventData, request: gr.Request) -> AsyncGenerator[Updates]:
-        frames = _command(chats.of(key_of(request)), event)
+        frames = _command(chats.of(key_of(request)), event, str(request.session_hash))
         async with aclosing(frames):
             async for frame in frames:
                 yield page.updates(frame)
 
-    async def open_page(session_id: str, request: gr.Request) -> AsyncGenerator[Updates]:
-        frames = chats.of(key_of(request)).restore(session_id, str(request.session_hash))
-        async with aclosing(frames):
-            async for frame in frames:
-                yield {page.session_id: session_id, **page.updates(frame)}
+    async def open_page(session_id: str, request: gr.Request) -> Updates:
+        frame = await chats.of(key_of(request)).restore(session_id)
+        return {page.session_id: session_id, **page.updates(frame)}
 
-    async def open_another(event: gr.EventData, request: gr.Request) -> AsyncGenerator[Updates]:
+    async def open_another(event: gr.EventData, request: gr.Request) -> Updates:
         leaving, session_id = str(event.leaving), str(event.session_id)
-        frames = chats.of(key_of(request)).leave(leaving, session_id, str(request.session_hash))
-        async with aclosing(frames):
-            async for frame in frames:
-                yield {page.session_id: session_id, **page.updates(frame)}
+        frame = await chats.of(key_of(request)).leave(leaving, session_id, str(request.session_hash))
+        return {page.session_id: session_id, **page.updates(frame)}
 
     def stop(session_id: str, request: gr.Request) -> None:
         chats.of(key_of(request)).stop(session_id)
@@ -182,13 +178,13 @@ def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
     )
     page.command.click(command, trigger_mode="multiple", api_visibility="private", **making)
     page.stop.click(stop, inputs=[page.session_id], queue=False, js="ragstone.stopping", **private)
-    opening = {"outputs": [page.session_id, *page.chat_outputs], "concurrency_limit": None, **private}
+    opening = {"outputs": [page.session_id, *page.chat_outputs], "queue": False, **private}
     blocks.load(open_page, inputs=[page.session_id], js="ragstone.conversation", **opening)
     page.opening.click(open_another, trigger_mode="multiple", **opening)
 
 
-async def _command(chat: Chat, event: Any) -> AsyncGenerator[Frame]:
-    """The frames of what the script asks for: `kind` is "ask", "edit", "retry" or "continue"."""
+async def _command(chat: Chat, event: Any, tab: str) -> AsyncGenerator[Frame]:
+    """The frames of what the script asks for: `kind` is "ask", "edit", "retry", "continue" or "watch"."""
     session_id, options = str(event.session_id), chat_options(event.options)
     kind = str(event.kind)
     if kind == "ask":
@@ -197,6 +193,8 @@ async def _command(chat: Chat, event: Any) -> AsyncGenerator[Frame]:
         frames = chat.edit(int(event.index), str(event.text), session_id, options)
     elif kind == "continue":
         frames = chat.go_on(session_id, options)
+    elif kind == "watch":
+        frames = chat.watch(session_id, tab)
     else:
         frames = chat.retry(session_id, options)
     async with aclosing(frames):

@@ -128,7 +128,7 @@ async def test_stop_keeps_what_has_arrived(chat: Chat, api: FakeApi) -> None:
     async for frame in frames:
         if frame.live and "kept" in frame.live:
             chat.stop("s")
-    page = page_of(await frames_of(chat.restore("s")))
+    page = await chat.restore("s")
     assert page.live is not None
     assert "kept" in page.live
     assert "(stopped)" in page.live
@@ -228,7 +228,7 @@ async def test_unreachable_server_is_said_and_the_question_kept() -> None:
 async def test_conversation_is_there_after_a_reload(chat: Chat, client: ApiClient, api: FakeApi) -> None:
     await frames_of(chat.ask("first", "s"))
     await frames_of(chat.ask("second", "s"))
-    page = page_of(await frames_of(Chat(client).restore("s")))
+    page = await Chat(client).restore("s")
     assert page.earlier is not None
     assert "first" in page.earlier
     assert page.live is not None
@@ -249,8 +249,9 @@ async def test_reload_in_mid_answer_shows_its_part_at_once_and_then_offers_to_co
     api.script = Script(pieces=["word "] * 1000, pause_s=0.02)
     before_reload = chat.ask("q", "s")
     await begun(before_reload)
-    after_reload = chat.restore("s", "new")
-    page = await anext(after_reload)
+    page = await chat.restore("s")
+    after_reload = chat.watch("s", "new")
+    await anext(after_reload)
     assert "word word" in (page.live or "")
     assert page.is_busy is True
     await before_reload.aclose()
@@ -268,10 +269,10 @@ async def test_another_tab_shows_the_answer_as_it_grows_and_may_leave_without_en
     api.script = Script(pieces=["word "] * 60, pause_s=0.02)
     asking = chat.ask("q", "s")
     await begun(asking)
-    watching, leaving = chat.restore("s", "other"), chat.restore("s", "third")
+    watching, leaving = chat.watch("s", "other"), chat.watch("s", "third")
     for frames in (watching, leaving):
         await anext(frames)
-    page = page_of(await frames_of(chat.leave("s", "new", "third")))
+    page = await chat.leave("s", "new", "third")
     assert (page.live, page.has_turns) == ("", False)
     assert [frame.live for frame in await frames_of(leaving) if frame.live] == []
     finished, watched = await asyncio.gather(frames_of(asking), frames_of(watching))
@@ -289,16 +290,17 @@ async def test_stopped_turn_that_the_server_has_not_yet_written_down_is_shown_me
     await asking.aclose()
     await until(lambda: "s" in api.turns, "the turn was not written")
     kept = api.turns.pop("s")
-    pages = chat.restore("s")
-    assert "word word" in ((await anext(pages)).live or "")
+    page = await chat.restore("s")
+    assert "word word" in (page.live or "")
+    assert 'data-act="continue"' in (page.sources or "")
     api.turns["s"] = [{**kept[0], "answer": "as the server has it"}]
-    assert "as the server has it" in (page_of(await frames_of(pages)).live or "")
+    assert "as the server has it" in ((await chat.restore("s")).live or "")
 
 
 async def test_a_long_conversation_is_shown_from_its_end_and_read_back_in_pieces(chat: Chat, api: FakeApi) -> None:
     turn = {"answer": "An answer.", "sources": [], "interrupted": False}
     api.turns["s"] = [{**turn, "question": f"question {index}."} for index in range(40)]
-    page = page_of(await frames_of(chat.restore("s")))
+    page = await chat.restore("s")
 
     def shown(html: str) -> list[int]:
         return [index for index in range(40) if f"question {index}." in html]
@@ -316,7 +318,7 @@ async def test_a_long_conversation_is_shown_from_its_end_and_read_back_in_pieces
 
 async def test_conversations_do_not_see_each_other(chat: Chat, api: FakeApi) -> None:
     await asyncio.gather(frames_of(chat.ask("mine", "a")), frames_of(chat.ask("yours", "b")))
-    mine, yours = [page_of(await frames_of(chat.restore(session_id))) for session_id in ("a", "b")]
+    mine, yours = await chat.restore("a"), await chat.restore("b")
     assert mine.live is not None
     assert yours.live is not None
     assert ("mine" in mine.live, "yours" in mine.live) == (True, False)
@@ -385,7 +387,7 @@ async def test_people_with_different_keys_share_nothing(client: ApiClient, api: 
     api.key = "b"
     refused = page_of(await frames_of(chats.of("a").ask("q", "s")))
     assert 'data-code="login"' in (refused.live or "")
-    assert page_of(await frames_of(chats.of("a").restore("s"))).has_turns is False
+    assert (await chats.of("a").restore("s")).has_turns is False
     refused = page_of(await frames_of(chats.of("a").ask("q", "s")))
     assert 'data-code="login"' in (refused.live or "")
     assert "time to first token" in (page_of(await frames_of(chats.of("b").ask("q", "s"))).live or "")

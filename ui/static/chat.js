@@ -16,13 +16,14 @@
 
   ragstone.conversation = () => [current];
   ragstone.asking = (question) => {
-    follows = true;
+    follows = isAsker = true;
     return [question, current, ragstone.options()];
   };
   ragstone.stopping = () => [current];
   ragstone.show = (id) => {
     if (ragstone.view) ragstone.view('chat');
     const leaving = current;
+    isAsker = false;
     setCurrent(id);
     opened.clear();
     follows = true;
@@ -36,8 +37,10 @@
   };
   on('new', () => ragstone.startNew());
 
+  // Whether the answer that is being made is this tab's own. Another one is watched.
+  let isAsker = false;
   const command = (kind, more = {}) => {
-    follows = true;
+    follows = isAsker = true;
     send('command', { kind, session_id: current, options: ragstone.options(), text: '', index: -1, ...more });
   };
   on('example', (button) => command('ask', { text: button.textContent }));
@@ -234,6 +237,8 @@
       const busyNow = Boolean(transcript.querySelector('[aria-busy=true]'));
       if (busyNow !== isBusy) {
         document.dispatchEvent(new CustomEvent('ragstone:turn'));
+        if (busyNow && !isAsker) command('watch');
+        if (!busyNow) isAsker = false;
         // The buttons to send, stop, retry and continue come and go with the answer.
         keepFocus(questionBox, FOCUS_AFTER_MS);
       }
