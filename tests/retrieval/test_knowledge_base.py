@@ -50,6 +50,23 @@ def test_a_passage_says_where_it_stands(filled: KnowledgeBase) -> None:
     assert best.score == pytest.approx(1.0)
 
 
+def test_what_a_search_may_find_is_told_before_it_is_made(filled: KnowledgeBase) -> None:
+    private = Filter(metadata={"private": ("true", "True")})
+
+    def may_find(*marked: str, collections: list[str] | None = None, user: str = "local") -> bool:
+        return filled.may_find(marked, private, collections=collections, user=user)
+
+    assert may_find("manual")
+    assert may_find("manual", collections=["fillers", "manual"])
+    assert not may_find("manual", collections=["fillers"])
+    assert not may_find("manual", user="somebody-else")
+    assert not may_find("absent")
+    filled.ingest_bytes(b"---\nprivate: true\n---\nThe safe opens at nine.", "safe.md", "safe.md", collection="notes")
+    assert may_find()
+    assert may_find(collections=["notes"])
+    assert not may_find(collections=["fillers", "manual"])
+
+
 def test_scores_fall_and_stay_within_0_and_1(filled: KnowledgeBase) -> None:
     scores = [passage.score for passage in filled.search("cache blocks", k=15)]
     assert len(scores) == 15
