@@ -50,9 +50,14 @@ class Answerers:
 
     def of(self, route: Route) -> Answerer:
         """The answerer of a route. Blocks where its first model has to be loaded for that."""
-        if route not in self._made:
-            self._made[route] = self._make(self._client_of(route), route.name)
-        return self._made[route]
+        if (made := self._made.get(route)) is not None:
+            return made
+        client = self._client_of(route)
+        made = self._make(client, route.name)
+        # How much room there is, a server that does not answer could not tell: it is asked again next time.
+        if client.candidates[0].backend.health()[0] == "ready":
+            self._made[route] = made
+        return made
 
     def over(self, client: Any, instructions: str, options: Mapping[str, Any]) -> Answerer:
         """The answerer of a client (a RoutedClient, or one around it) with more instructions and options of its own."""

@@ -95,9 +95,9 @@ def draft_of(turn: Turn, answering: Answering | None, queries: Sequence[str], *,
 
 async def begun(said: str, deltas: AsyncIterator[str]) -> AsyncGenerator[str, None]:
     """The words of the answer so far, then those that come."""
-    if said:
-        yield said
     try:
+        if said:
+            yield said
         async for delta in deltas:
             yield delta
     finally:

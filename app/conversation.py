@@ -213,13 +213,11 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         if answering is None or answering.mode != "strict" or not is_checked:
             turn.record.continues = (plain(said) if is_checked else said).rstrip()
         chain = turn.answerer.answer(turn.options.sampling, turn.record)
-
-        stream: AsyncIterator[str] = chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
-        is_weak = turn.answerer.is_weak if is_checked and not state["own_reply"] else None
-        if answering is not None and is_weak is not None:  # by its first words it is known who answers
-            stream = begun(await anext(stream, ""), stream)
-            if turn.record.model is not None and await asyncio.to_thread(is_weak, turn.record.model):
-                answering = turn.answering = replace(answering, mode="strict")
+        source: Any = chain.astream({"history": state["history"], "prompt": draft.prompt}, config)
+        stream: AsyncIterator[str] = source
+        if is_checked and turn.answerer.is_weak is not None and not state["own_reply"]:
+            stream = await _first_read(turn, source)
+            answering = turn.answering
 
         def deltas() -> AsyncIterator[str]:
             return stream
@@ -239,7 +237,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             answer = grounded(answering, material, whole, lambda: turn.record.was_cut)
         dropped = turn.continues.answer[len(said) :] if turn.continues else ""
         fresh = beyond(said, answer, dropped) if said and is_whole else answer
-        async with aclosing(answer), aclosing(fresh) as pieces:
+        async with aclosing(source), aclosing(answer), aclosing(fresh) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Grounding):
                     piece.left_out = [left_out(passage, num_tokens) for passage, num_tokens in draft.left_out]
@@ -354,6 +352,19 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             settings=turn.settings,
         )
         self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
+
+
+async def _first_read(turn: OpenTurn, source: Any) -> AsyncIterator[str]:
+    """The stream of an answer, read to its first words: by then it is known who answers, and how that is checked."""
+    try:
+        first: str = await anext(source, "")
+        model, is_weak = turn.record.model, turn.answerer.is_weak
+        if model is not None and is_weak is not None and await asyncio.to_thread(is_weak, model):
+            turn.answering = turn.answering and replace(turn.answering, mode="strict")
+    except BaseException:
+        await source.aclose()
+        raise
+    return begun(first, source)
 
 
 def _size(text: str, answerer: Answerer) -> int:

@@ -156,7 +156,7 @@ def _announce(
     Runs beside the server, which must not wait for it.
     """
     last_word = time.monotonic()
-    while not (server.started and services.status()[0] == READY):
+    while not (server.started and services.status()[0] in (READY, "degraded")):
         if services.load_error is not None:
             server.should_exit = True
         if server.should_exit:

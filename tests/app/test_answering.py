@@ -248,3 +248,6 @@ async def test_small_model_that_steps_in_for_a_trusted_one_is_held_to_the_source
     assert result["grounding"]["mode"] == mode
     quoted, marked = f'"{SENTENCE}" [1]', "Employees earn 8 hours of leave per pay period. [?]"
     assert result["answer"] == (quoted if weak else marked)
+    unrelated = await ask(made, "Which planet is the largest?")
+    assert unrelated["grounding"]["state"] == "not_found"
+    assert made.client.open == 0
