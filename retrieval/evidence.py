@@ -22,7 +22,7 @@ import numpy as np
 from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.facts import name_keys, names, numbers
-from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone
+from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms
 from retrieval.records import Passage
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
 from retrieval.statements import statements
@@ -121,12 +121,16 @@ def rank_sentences(
     """
     if not questions:
         raise ValueError("no question: give at least one form of it")
-    kind = question_kind(questions[0])
+    asked = questions[0]
+    kind = question_kind(asked)
     found = [candidate for number, passage in enumerate(passages) for candidate in _candidates_in(number, passage)]
     if not found:
-        return Ranking(questions[0], kind, (), 0.0)
+        return Ranking(asked, kind, (), 0.0)
+    is_alone, topic = stands_alone(asked), topic_terms(asked)
+    if not is_alone and not topic:
+        # "Why?", "Tell me more": their own words would find "why" and "more".
+        questions = questions[1:] or questions
     forms = [_Form.of(question, weights) for question in dict.fromkeys(questions)]
-    is_alone = stands_alone(questions[0])
     own_share = STANDING_ALONE if is_alone else 1 / len(forms)
     shares = [own_share, *[(1 - own_share) / (len(forms) - 1)] * (len(forms) - 1)] if len(forms) > 1 else [1.0]
     texts = [candidate.text for candidate in found]
@@ -136,9 +140,9 @@ def rank_sentences(
         [[form.coverage(own | near.context) for own, near in zip(words, found, strict=True)] for form in forms]
     )
     cosine = _cosines([form.text for form in forms], texts, np.average(in_context, axis=0, weights=shares), embed)
-    subject = subject_of(questions[0])
+    subject = subject_of(asked)
     fits = np.array(
-        [bool(candidates(kind, text, questions[0])) or tells_meaning(text, subject) for text in texts], dtype=np.float64
+        [bool(candidates(kind, text, asked)) or tells_meaning(text, subject) for text in texts], dtype=np.float64
     )
     passage_scores = np.array([passages[candidate.passage].score for candidate in found])
     scores = np.average(coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage), axis=0, weights=shares)
@@ -148,11 +152,15 @@ def rank_sentences(
         for row in np.argsort(-scores, kind="stable")
     )
     # Of a question that stands alone nothing but itself says whether it is answered: passages found for the question
-    # before it would answer that one again, whatever is asked.
-    strength = float((in_context + cosine)[: 1 if is_alone else None].max())
-    if _unknown_names(questions[0], passages):
+    # before it would answer that one again, whatever is asked. So too where what a follow-up adds ("and in Berlin?")
+    # is in no passage.
+    adds_unknown = bool(topic) and all(
+        topic.isdisjoint(own | near.context) for own, near in zip(words, found, strict=True)
+    )
+    strength = float((in_context + cosine)[: 1 if is_alone or adds_unknown else None].max())
+    if _unknown_names(asked, passages):
         strength *= UNKNOWN_NAME
-    return Ranking(questions[0], kind, ranked, strength)
+    return Ranking(asked, kind, ranked, strength)
 
 
 def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list[Quote]:

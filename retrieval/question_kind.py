@@ -3,12 +3,15 @@
 A short table for common languages: where no word is known, the kind is OTHER, and nothing is expected of the answer.
 """
 
+import functools
 import re
 from enum import StrEnum
 
+from bm25s import stopwords
+
 from retrieval.definitions import subject_of
 from retrieval.facts import Fact, names, numbers, times
-from retrieval.words import fold, terms
+from retrieval.words import UNSPACED, fold, terms
 
 
 class QuestionKind(StrEnum):
@@ -63,6 +66,15 @@ _REFERS = re.compile(
     r"он|она|оно|они|это|этот|эта)\b|^(?:那|它|这|這)|それ|これ|그것|이것"
 )
 _ENOUGH_TERMS = 3
+_UNSPACED = re.compile(f"[{UNSPACED}]")
+# Asks to go on, and measures, beside the function words of many languages.
+_GOING_ON = (
+    "tell say explain elaborate clarify continue expand describe repeat rephrase summarize summarise mean meaning "
+    "please ok okay thanks thank yes really exactly detail details information info example examples long often "
+    "far big old else much many kind sort case reason why lange lang viel viele oft warum wieso weshalb erklare "
+    "erklaren genauer mehr bitte beispiel longtemps combien souvent pourquoi expliquer explique exemple porque "
+    "cuanto cuanta cuantos tiempo explica ejemplo perche quanto quanti tempo waarom"
+)
 # Looked for in the folded question in this order: "how many years" asks for a number, "what year" for a time.
 _PATTERNS = tuple((kind, re.compile("|".join(patterns))) for kind, patterns in _WORDS)
 
@@ -78,11 +90,30 @@ def question_kind(question: str) -> QuestionKind:
 def stands_alone(question: str) -> bool:
     """Whether a question can be understood without the one before it.
 
-    It refers to nothing ("it", "and …") and has words enough of its own, or asks what something means.
+    It refers to nothing ("it", "and …"), has words enough of its own and one that says what it is about, or asks what
+    something means.
     """
     if subject_of(question):
         return True
-    return not _REFERS.search(fold(question)) and len(set(terms(question))) >= _ENOUGH_TERMS
+    if _REFERS.search(fold(question)) or len(set(terms(question))) < _ENOUGH_TERMS:
+        return False
+    return bool(topic_terms(question) or _UNSPACED.search(question))
+
+
+def topic_terms(question: str) -> frozenset[str]:
+    """The terms of a question that say what it is about: not "why?" or "tell me more", nor "and how much?".
+
+    Empty, too, for scripts without spaces, whose terms are no words.
+    """
+    if _UNSPACED.search(question):
+        return frozenset()
+    return frozenset(terms(question)) - _function_terms()
+
+
+@functools.cache
+def _function_terms() -> frozenset[str]:
+    lists = [getattr(stopwords, name) for name in dir(stopwords) if name.startswith("STOPWORDS_")]
+    return frozenset(terms(" ".join([_GOING_ON, *(word for words in lists for word in words)])))
 
 
 def candidates(kind: QuestionKind, text: str, question: str = "") -> list[Fact]:

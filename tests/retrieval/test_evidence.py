@@ -64,6 +64,22 @@ def test_a_follow_up_is_understood_with_the_question_before_it():
     assert together.ranked[0].text == "Tickets cost 12 dollars."
 
 
+@pytest.mark.parametrize("addition", ["And for astronauts?", "and in Berlin?", "und für Praktikanten?", "Et à Lyon ?"])
+def test_what_a_follow_up_adds_must_stand_in_the_passages(addition):
+    before = "How much do tickets cost?"
+    assert not rank(addition, f"{before} {addition}").is_answerable
+
+
+@pytest.mark.parametrize("request_", ["Why?", "Tell me more", "Can you explain that?", "und warum?", "ok, how long?"])
+def test_a_request_to_go_on_is_not_searched_for_by_its_own_words(request_):
+    passages = [
+        passage("I want to tell you why. Let me explain more of that, how long it was. Tickets cost 12 dollars.")
+    ]
+    ranking = rank(request_, f"How much do tickets cost? {request_}", passages=passages, embed=no_help)
+    assert ranking.ranked[0].text == "Tickets cost 12 dollars."
+    assert ranking.question == request_
+
+
 def test_an_embedder_that_finds_everything_alike_makes_nothing_answerable():
     def crowded(texts):  # cosines of 0.7 and more between any two, as the E5 family gives them
         vectors = 0.4 * WordEmbedder().embed_passages(texts) + np.full((len(texts), 64), 0.1, dtype=np.float32)
