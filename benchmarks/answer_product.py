@@ -10,6 +10,7 @@ from langchain_core.runnables import Runnable, RunnableGenerator
 
 from app import chains, models
 from app.answerer import Answerer, ModelRoom, turn_writer
+from app.answerers import TRUSTED_PARAMETERS
 from app.answering import Answering
 from app.chat_model import ChatRagstone
 from app.conversation import ConversationChain
@@ -17,7 +18,6 @@ from app.engines.client import MESSAGE_OVERHEAD_TOKENS, RequestTimes
 from app.engines.in_process import InProcessEngineClient, engine_config
 from app.evaluation.scoring import is_refusal
 from app.memory import MemoryRule
-from app.services import TRUSTED_PARAMETERS
 from app.settings import Settings
 from app.sqlite_history import SQLiteConversationStore
 from app.turn_lock import TurnLocks
