@@ -11,7 +11,7 @@ from app.chat_schema import ChatOutput
 from app.fixed_texts import ENGLISH, TRANSLATIONS
 from app.turn_prompt import PassageRule
 from retrieval.evidence import UNRELATED
-from tests.app.scripted import ScriptedEngineClient, passage
+from tests.app.scripted import ScriptedEngineClient, passage, until
 from tests.app.test_conversation import Setup, config
 from tests.retrieval.word_embedder import WordEmbedder
 
@@ -111,7 +111,7 @@ async def test_a_rejected_model_is_stopped(tmp_path):
     made = setup(tmp_path, "Wrong", " entirely. ", *["More. "] * 50)
     await ask(made)
     assert made.client.produced < 10
-    assert made.client.open == 0
+    await until(lambda: made.client.open == 0)
 
 
 async def test_a_sentence_without_an_end_is_not_waited_for(tmp_path):
@@ -250,4 +250,4 @@ async def test_small_model_that_steps_in_for_a_trusted_one_is_held_to_the_source
     assert result["answer"] == (quoted if weak else marked)
     unrelated = await ask(made, "Which planet is the largest?")
     assert unrelated["grounding"]["state"] == "not_found"
-    assert made.client.open == 0
+    await until(lambda: made.client.open == 0)
