@@ -50,6 +50,9 @@ class EngineServices(Services):
     def _load(self) -> None:
         self._load_engine()
 
+    def _start_jobs(self) -> None:
+        """There are none: an engine takes in no documents."""
+
     async def close(self) -> None:
         self._closing.set()
         await asyncio.to_thread(self.pool.drain, 0.0)

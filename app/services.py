@@ -262,8 +262,11 @@ class Services:
             logger.error("the server could not load: %s", error, exc_info=None if known else error)
             return
         self._loaded = True
-        self.jobs.start()
+        self._start_jobs()
         logger.info("ready after %.1f s", time.monotonic() - started)
+
+    def _start_jobs(self) -> None:
+        self.jobs.start()
 
     def _load(self) -> None:
         shutil.rmtree(self.uploads, ignore_errors=True)  # what a killed process has left there

@@ -16,6 +16,7 @@ import pytest
 
 from app import engine_server
 from app.api_keys import KeyStore
+from app.engine_server import EngineServices
 from app.engines.process import EngineProcess, as_environment
 from app.engines.wire import read_error, read_line, write_delta, write_error
 from app.server import create_app
@@ -48,6 +49,17 @@ def split(chat_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     services._load_knowledge_base = load_knowledge_base
     with RunningServer(app) as server:
         yield server.wait_until_ready()
+
+
+async def test_an_engine_alone_starts_without_what_only_the_whole_server_has(
+    chat_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    services = EngineServices(Settings(data_dir=tmp_path, **ENGINE))
+    await services.load()
+    assert services.status()[0] == "ready"
+    assert caplog.messages[-1].startswith("ready after")
+    await services.close()
 
 
 def engine_of(server: RunningServer) -> EngineProcess:
