@@ -3,7 +3,6 @@
 Engines and HTTP are real; only what a server of somebody else's does when it fails is scripted.
 """
 
-import gc
 import json
 import logging
 import threading
@@ -205,8 +204,7 @@ def test_model_on_demand_loads_once_for_two_and_is_put_away_and_comes_back(
         engine = weakref.ref(loaded.client.engine.engine)
     del loaded
     wait_until(lambda: state_of(setting, "spare") == "not_loaded")
-    gc.collect()
-    assert engine() is None
+    wait_until(lambda: engine() is None)
     assert said(ask(setting, "spare")) == said(replies[0])
 
 
