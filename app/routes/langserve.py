@@ -245,9 +245,14 @@ class RequestCheck:
         if self._needs_session:
             check_session_id(session_of(configurable), f"{place_of_options}.session_id")
         options = ChatOptions.of(configurable, place_of_options)
-        names = self._services.answer_names
+        names, default = self._services.answer_names, self._services.model_name
         if options.model is not None and options.model not in names:
             raise UnknownModelError(options.model, *names, field=f"{place_of_options}.model")
+        if not self._needs_session and options.model not in (None, default):
+            raise RequestError(
+                f"this address answers with the model {default!r} alone: leave model out, or ask /chat or /v1",
+                field=f"{place_of_options}.model",
+            )
         await self._services.require_collections(options.collections, user, f"{place_of_options}.collections")
         return options if self._needs_session else ChatOptions()
 

@@ -171,6 +171,14 @@ def test_chat_takes_the_models_name_and_says_who_answered(setting: Setting) -> N
     assert (reply["statistics"]["model"], reply["statistics"]["routed_by"]) == ("main", "default")
 
 
+def test_the_address_of_the_model_alone_has_one_model_and_refuses_the_others(setting: Setting) -> None:
+    for path in ("/llm/invoke", "/retrieve/invoke"):
+        error = setting.server.post(path, question("Hi?", None, model="cloud")).json()["error"]
+        assert error["field"] == "config.configurable.model"
+        assert "answers with the model 'main' alone" in error["message"]
+    assert setting.server.post("/llm/invoke", question("Hi?", None, model="main")).status_code == 200
+
+
 def test_engine_url_may_be_of_any_server_of_openais_kind(tmp_path: Path) -> None:
     with OpenAIServer(key="k") as theirs:
         settings = Settings(data_dir=tmp_path, model="says", engine_url=theirs.url, engine_api_key="k", **SMALL)
