@@ -12,6 +12,8 @@ log = logging.getLogger(__name__)
 
 # The watched thread is looked at so many times in the silence that it is allowed.
 POLLS = 16
+# It ends at once, unless it is telling of a stall.
+STOP_S = 1.0
 
 
 class Watchdog:
@@ -29,6 +31,7 @@ class Watchdog:
         self._on_stall = on_stall
         self._beats = 0
         self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
         self.silent_s = 0.0
         self.stalled = False
 
@@ -38,11 +41,14 @@ class Watchdog:
 
     def watch(self, thread: threading.Thread) -> None:
         """Start to watch this thread, until it ends or `stop` is called."""
-        threading.Thread(target=self._run, args=(thread,), name="ragstone-watchdog", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(thread,), name="ragstone-watchdog", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; harmless if nothing is watched."""
+        """Stop watching, and wait for the end of it, as it holds on to what it watched; harmless if nothing is."""
         self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(STOP_S)
 
     def _run(self, thread: threading.Thread) -> None:
         seen = self._beats
