@@ -30,6 +30,7 @@ from retrieval.hybrid import DEPTH, QueryForm, Reach, hybrid_search
 from retrieval.keyword_index import KeywordIndex
 from retrieval.language import UNKNOWN, language_of, languages_of
 from retrieval.metrics import Interval, mean_interval, ndcg, recall
+from retrieval.question_kind import wording_shares
 from retrieval.reranker import DEPTH as RERANKED
 from retrieval.reranker import CrossEncoderReranker, Reranker, rerank
 from retrieval.vector_index import VectorIndex
@@ -225,9 +226,11 @@ def measure_follow_ups(data: EvaluationSet, search: Search, cache: VectorCache) 
         questions, grades = [data.questions[index] for index in chosen], [data.grades[index] for index in chosen]
         figures[name] = {"questions": len(chosen)}
         for way in ways if name == "rewritten" else list(ways)[:2]:
-            texts = [ways[way](question) for question in questions]
-            vectors = iter(cache.queries([text for wording in texts for text in wording]))
-            forms = [[QueryForm(text, next(vectors)) for text in wording] for wording in texts]
+            wordings_of = [wording_shares(ways[way](question)) for question in questions]
+            vectors = iter(cache.queries([text for shares in wordings_of for text in shares]))
+            forms = [
+                [QueryForm(text, next(vectors), share) for text, share in shares.items()] for shares in wordings_of
+            ]
             figures[name][way] = _measures([[data.ids[row] for row in search.ours(form)] for form in forms], grades)
     return figures
 

@@ -22,7 +22,7 @@ import numpy as np
 from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.facts import name_keys, names, numbers
-from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms
+from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
 from retrieval.statements import statements
@@ -43,8 +43,6 @@ ANSWERABLE = 0.75
 
 # What is left of it where the question names what no passage does: they are about something like it.
 UNKNOWN_NAME = 0.9
-# How much a question counts beside its form with the one before it, where it can be understood by itself.
-STANDING_ALONE = 0.75
 
 # Embedding is what costs time here: only so many sentences are, those that share the most words with the question.
 MAX_EMBEDDED = 40
@@ -117,22 +115,15 @@ def rank_sentences(
     """Ranks the sentences of `passages` for a question.
 
     `questions` holds the question as it was asked, first, and other forms of it (with what went before); scores are
-    averaged over the forms, the first counting more where it stands alone. Raises ValueError where it is empty.
+    averaged over the forms by their `wording_shares`. Raises ValueError where it is empty.
     """
-    if not questions:
-        raise ValueError("no question: give at least one form of it")
+    counted = wording_shares(questions)
     asked = questions[0]
     kind = question_kind(asked)
     found = [candidate for number, passage in enumerate(passages) for candidate in _candidates_in(number, passage)]
     if not found:
         return Ranking(asked, kind, (), 0.0)
-    is_alone, topic = stands_alone(asked), topic_terms(asked)
-    if not is_alone and not topic:
-        # "Why?", "Tell me more": their own words would find "why" and "more".
-        questions = questions[1:] or questions
-    forms = [_Form.of(question, weights) for question in dict.fromkeys(questions)]
-    own_share = STANDING_ALONE if is_alone else 1 / len(forms)
-    shares = [own_share, *[(1 - own_share) / (len(forms) - 1)] * (len(forms) - 1)] if len(forms) > 1 else [1.0]
+    forms, shares = [_Form.of(wording, weights) for wording in counted], list(counted.values())
     texts = [candidate.text for candidate in found]
     words = [_words(text) for text in texts]
     coverage = np.array([[form.coverage(own) for own in words] for form in forms])
@@ -154,10 +145,11 @@ def rank_sentences(
     # Of a question that stands alone nothing but itself says whether it is answered: passages found for the question
     # before it would answer that one again, whatever is asked. So too where what a follow-up adds ("and in Berlin?")
     # is in no passage.
+    topic = topic_terms(asked)
     adds_unknown = bool(topic) and all(
         topic.isdisjoint(own | near.context) for own, near in zip(words, found, strict=True)
     )
-    strength = float((in_context + cosine)[: 1 if is_alone or adds_unknown else None].max())
+    strength = float((in_context + cosine)[: 1 if adds_unknown or stands_alone(asked) else None].max())
     if _unknown_names(asked, passages):
         strength *= UNKNOWN_NAME
     return Ranking(asked, kind, ranked, strength)

@@ -22,6 +22,7 @@ from retrieval.errors import InvalidArgumentError
 from retrieval.hybrid import QueryForm, Reach, hybrid_search
 from retrieval.ingest import Embedded, Ingestor, display_name, find_files, source_of
 from retrieval.loaders import SUPPORTED_EXTENSIONS
+from retrieval.question_kind import wording_shares
 from retrieval.records import CollectionInfo, DocumentInfo, Filter, IngestResult, Passage, Section, Visibility
 from retrieval.reranker import DEPTH as RERANKED
 from retrieval.reranker import Reranker, rerank
@@ -245,10 +246,11 @@ class KnowledgeBase:
         """
         if k < 1:
             raise InvalidArgumentError("k", f"k is {k}; ask for at least 1 passage")
-        wordings = [query] if isinstance(query, str) else list(query)
-        forms = [QueryForm(text, self.embedder.embed_query(text)) for text in dict.fromkeys(wordings) if text.strip()]
-        if not forms:
+        wordings = [text for text in ([query] if isinstance(query, str) else query) if text.strip()]
+        if not wordings:
             return []
+        shares = wording_shares(wordings)
+        forms = [QueryForm(text, self.embedder.embed_query(text), share) for text, share in shares.items()]
         depth = k if self.reranker is None else max(k, RERANKED)
         for _ in range(ATTEMPTS):
             with self.catalog.reading() as reader:

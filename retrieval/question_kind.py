@@ -5,6 +5,7 @@ A short table for common languages: where no word is known, the kind is OTHER, a
 
 import functools
 import re
+from collections.abc import Sequence
 from enum import StrEnum
 
 from bm25s import stopwords
@@ -66,6 +67,8 @@ _REFERS = re.compile(
     r"он|она|оно|они|это|этот|эта)\b|^(?:那|它|这|這)|それ|これ|그것|이것"
 )
 _ENOUGH_TERMS = 3
+# How much a question counts beside its wordings with the one before it, where it can be understood by itself.
+STANDING_ALONE = 0.75
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 # Asks to go on, and measures, beside the function words of many languages.
 _GOING_ON = (
@@ -98,6 +101,26 @@ def stands_alone(question: str) -> bool:
     if _REFERS.search(fold(question)) or len(set(terms(question))) < _ENOUGH_TERMS:
         return False
     return bool(topic_terms(question) or _UNSPACED.search(question))
+
+
+def wording_shares(wordings: Sequence[str]) -> dict[str, float]:
+    """Wordings of one question -> how much each counts; the shares sum to 1.
+
+    The first is the question as it was asked, the others tell it with what went before. They count the same, but for a
+    question that stands alone, which counts more than the one before it, and one without a topic ("why?", "tell me
+    more"), whose words would find "why" and "more": that one is left out. Raises ValueError where there are none.
+    """
+    distinct = list(dict.fromkeys(wordings))
+    if not distinct:
+        raise ValueError("no question: give at least one form of it")
+    asked, *others = distinct
+    if not others:
+        return {asked: 1.0}
+    if stands_alone(asked):
+        return {asked: STANDING_ALONE} | dict.fromkeys(others, (1 - STANDING_ALONE) / len(others))
+    if not topic_terms(asked) and not _UNSPACED.search(asked):
+        return dict.fromkeys(others, 1 / len(others))
+    return dict.fromkeys(distinct, 1 / len(distinct))
 
 
 def topic_terms(question: str) -> frozenset[str]:

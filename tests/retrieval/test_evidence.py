@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from retrieval.evidence import quotes, rank_sentences, trimmed
-from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone
+from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, wording_shares
 from retrieval.records import Passage
 from tests.retrieval.word_embedder import WordEmbedder
 
@@ -195,6 +195,22 @@ def test_passages_that_lack_a_name_of_the_question_are_weaker_evidence():
 )  # fmt: skip
 def test_whether_a_question_can_be_understood_alone(question, alone):
     assert stands_alone(question) == alone
+
+
+def test_wordings_count_by_what_they_can_say():
+    before = "How much do tickets cost?"
+    for question, shares in (
+        ("Which algorithm sorts integers fastest?", [0.75, 0.25]),
+        ("And for children?", [0.5, 0.5]),
+        ("那实习生呢？", [0.5, 0.5]),
+    ):
+        assert wording_shares([question, f"{before} {question}"]) == dict(
+            zip([question, f"{before} {question}"], shares, strict=True)
+        )
+    assert wording_shares(["Why?", f"{before} Why?"]) == {f"{before} Why?": 1.0}
+    assert wording_shares(["Why?"]) == wording_shares(["Why?", "Why?"]) == {"Why?": 1.0}
+    with pytest.raises(ValueError, match="at least one form"):
+        wording_shares([])
 
 
 def test_a_question_that_stands_alone_is_answered_by_itself_more_than_with_the_one_before():
