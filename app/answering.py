@@ -42,6 +42,8 @@ _OWN_MARK = re.compile(r"\s*\[\d+(?:\s*,\s*\d+)*\]")
 _BEGUN_MARK = re.compile(r"\s*\[[\d\s,]*$|\s+$")
 _SENTENCE_ENDS = tuple(".!?…。！？\"')”»")
 _WORD = re.compile(r"\S+\s*|\s+")
+# What stands between the place of a passage and its text.
+_PLACE_ENDS = re.compile(r"(?:, page \d+)?\s*(?:\n|[:–—-]\s)")
 
 
 Place = Annotated[list[int], Field(min_length=2, max_length=2)]
@@ -188,8 +190,11 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
     checker = answering.checker(material.passages)
     passed: list[SentenceSupport] = []
     left = list(chosen)
+    places = sorted({passage.place for passage in material.passages if passage.place}, key=len, reverse=True)
     async with aclosing(_complete_sentences(deltas())) as sentences:
-        async for sentence in sentences:
+        async for whole in sentences:
+            if not (sentence := _without_place(whole, places)):
+                continue
             support = await asyncio.to_thread(checker.check, sentence)
             said = next((quote for quote in left if _says(sentence, support, quote, material.ranking, answering)), None)
             if said is None:
@@ -211,6 +216,17 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
 def _quoted(text: str) -> str:
     """In quotation marks; such marks within it become single ones."""
     return '"' + text.replace('"', "'") + '"'
+
+
+def _without_place(sentence: str, places: Sequence[str]) -> str:
+    """A sentence that does not begin with where a passage stands: small models copy that line of it too."""
+    sentence = sentence.strip()
+    for place in places:
+        rest = sentence.removeprefix(place)
+        # A title may also be how a sentence begins: "Rules apply to all."
+        if rest != sentence and (not rest or " > " in place or _PLACE_ENDS.match(rest)):
+            return _PLACE_ENDS.sub("", rest, count=1).strip()
+    return sentence
 
 
 def _says(sentence: str, support: Support, quote: Quote, ranking: Ranking, answering: Answering) -> bool:

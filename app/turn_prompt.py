@@ -158,9 +158,8 @@ def write_excerpt_turn(
 
 def passage_block(number: int, passage: Passage) -> str:
     """A passage as the model reads it."""
-    place = " > ".join(part for part in (passage.title, passage.heading) if part)
     page = f", page {passage.page}" if passage.page is not None else ""
-    return f"[{number}] {place}{page}\n{passage.text.strip()}"
+    return f"[{number}] {passage.place}{page}\n{passage.text.strip()}"
 
 
 def source_of(number: int, passage: Passage) -> dict[str, Any]:

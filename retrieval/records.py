@@ -27,6 +27,11 @@ class Passage:
     score: float
     collection: str
 
+    @property
+    def place(self) -> str:
+        """Where it stands: title and path of headings."""
+        return " > ".join(part for part in (self.title, self.heading) if part)
+
 
 @dataclass(frozen=True)
 class Filter:

@@ -88,6 +88,20 @@ async def test_what_the_model_leaves_unsaid_is_quoted(tmp_path):
     assert result["answer"] == 'Season tickets cost 40 dollars. [1]\n\n"Tickets cost 12 dollars." [1]'
 
 
+@pytest.mark.parametrize("line", ["Rules\n", "Rules: ", "[1] Rules\n", "Rules\n\n"])
+async def test_the_line_that_says_where_a_passage_stands_is_not_told(tmp_path, line):
+    made = setup(tmp_path, line, SENTENCE)
+    result = await ask(made)
+    assert result["answer"] == f"{SENTENCE} [1]"
+    assert [item["origin"] for item in result["grounding"]["sentences"]] == ["model"]
+
+
+async def test_a_sentence_may_begin_with_the_title_of_its_passage(tmp_path):
+    sentence = "Rules of leave are kept in the calendar of the office."
+    result = await ask(setup(tmp_path, sentence, texts=(sentence,), embed=all_about), "Where are rules of leave kept?")
+    assert result["answer"] == f"{sentence} [1]"
+
+
 async def test_a_quotation_mark_that_the_model_leaves_open_is_not_shown(tmp_path):
     made = setup(tmp_path, '"Employees earn 6 hours of leave per pay period.')
     assert (await ask(made))["answer"] == f"{SENTENCE} [1]"
