@@ -51,7 +51,8 @@ class Compiled:
         def call(*arguments: int) -> int:
             result, exception = ctypes.c_int64(), ctypes.c_void_p()
             status = native(ctypes.addressof(result), ctypes.addressof(exception), *arguments)
-            assert status == 0, f"{name} ended with status {status}: a divisor of zero in its job"
+            if status != 0:
+                raise RuntimeError(f"compiled {name} ended with status {status}: its job held a divisor of zero")
             return result.value
 
         return call
