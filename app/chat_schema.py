@@ -5,7 +5,7 @@ Shapes and their checks only; what the options do is `app/conversation.py`'s bus
 
 import json
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from langchain_core.runnables.utils import ConfigurableFieldSpec
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -89,6 +89,10 @@ class Where(BaseModel):
         )
 
 
+Priority = Literal["interactive", "normal", "batch", "background"]
+PRIORITIES: tuple[str, ...] = get_args(Priority)
+
+
 class ChatOptions(BaseModel):
     """`configurable` of one turn. What is not given is as the server's settings have it; other keys are left alone."""
 
@@ -103,6 +107,7 @@ class ChatOptions(BaseModel):
     temperature: float | None = Field(default=None, ge=0.0, le=2.0, strict=True, allow_inf_nan=False)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0, strict=True, allow_inf_nan=False)
     max_tokens: int | None = Field(default=None, ge=1, strict=True, description="Longest answer in tokens.")
+    priority: Priority | None = Field(default=None, description="How urgent it is; null takes the header X-Priority.")
     memory: MemoryKind | None = Field(default=None, description="Earlier turns that the model sees.")
     num_passages: int | None = Field(default=None, ge=0, le=50, strict=True, description="Passages for the question.")
     retrieval: bool = Field(default=True, description="Search the documents.")
@@ -128,12 +133,12 @@ class ChatOptions(BaseModel):
     @property
     def sampling(self) -> dict[str, Any]:
         """Options of a call of the model."""
-        given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        given = {name: getattr(self, name) for name in (*MODEL_OPTIONS, "priority")}
         return {name: value for name, value in given.items() if value is not None}
 
     def as_settings(self) -> dict[str, Any]:
         """What was chosen for a turn, as it is kept with it."""
-        return self.model_dump(mode="json", exclude_defaults=True, exclude={"continue_turn"})
+        return self.model_dump(mode="json", exclude_defaults=True, exclude={"continue_turn", "priority"})
 
 
 _OPTION_SPECS = {

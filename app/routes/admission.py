@@ -123,12 +123,12 @@ def _is_private(scope: Scope) -> bool:
 
 
 def priority_of(scope: Scope, body: bytes | None) -> str:
-    """How urgent a request is: the field `priority` of its body, else the header; "" where neither says it."""
+    """How urgent a request is: `priority` of its body or of /chat's options, else the header; "" where none says it."""
     given = None
     try:
         fields = json.loads(body or b"null")
-        given = fields.get("priority") if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):
+        given = fields.get("priority") or fields.get("config", {}).get("configurable", {}).get("priority")
+    except (ValueError, RecursionError, AttributeError):
         pass  # the route will say what is wrong with it
     return given if isinstance(given, str) else Headers(scope=scope).get("x-priority", "")
 

@@ -30,6 +30,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from app.chat_schema import (
     CONFIG_SPECS,
     MODEL_SPECS,
+    PRIORITIES,
     SEARCH_SPECS,
     ChatInput,
     ChatOptions,
@@ -107,9 +108,14 @@ def _without_hash(endpoint: Endpoint) -> Callable[[Request], Coroutine[Any, Any,
 
 
 def _fix_user(config: dict[str, Any], request: Request) -> dict[str, Any]:
-    """Whose conversation it is comes from the server, never from the body. An option that is null is not given."""
+    """Whose conversation it is comes from the server, never from the body. An option that is null is not given.
+
+    How urgent a question is may be said by a header too, as on /v1.
+    """
     fixed = {"user": current_user(request), RUN_NAME: getattr(request.state, "run_name", None)}
     given = {name: value for name, value in config.get("configurable", {}).items() if value is not None}
+    if (priority := request.headers.get("x-priority")) and "priority" not in given:
+        given["priority"] = priority
     return {**config, "configurable": {**given, **fixed}}
 
 
@@ -202,6 +208,10 @@ class RequestCheck:
         if request.method != "POST" or run not in ("invoke", "batch", *STREAMS):
             return
         self._services.require_ready()
+        priority = request.headers.get("x-priority") or None
+        if priority is not None and priority not in PRIORITIES:
+            allowed = ", ".join(PRIORITIES)
+            raise RequestError(f"X-Priority is {priority[:40]!r}; it may be one of: {allowed}", field="X-Priority")
         body = await read_object(request)
         if body.get("config", {}) is None:
             del body["config"]  # of the body as it is kept with the request, so that LangServe does not see it either

@@ -13,8 +13,10 @@ from starlette.responses import PlainTextResponse
 from app import privacy
 from app.answer_jobs import KEPT_S, MAX_WAIT_S, Answer, AnswerJob, AnswerJobs, TooManyJobsError
 from app.api_keys import KeyStore
+from app.chat_schema import PRIORITIES
 from app.principal import LOCAL, Principal
 from app.routes.admission import answer_now
+from engine import request as engine_request
 from engine.outputs import EngineStats
 from tests.app.scripted import ScriptedEngineClient, until
 from tests.app.serving import RunningServer, events, question, scripted_app, wait_until
@@ -97,6 +99,18 @@ def test_chat_by_header_is_kept_with_its_owner_and_nobody_else_finds_the_job(loa
     assert loaded.call("GET", "/api/v1/conversations/later", "bob").status_code == 404
     assert loaded.call("DELETE", location).status_code == 204
     assert loaded.call("GET", location).status_code == 404
+
+
+def test_how_urgent_a_question_is_reaches_the_engine_from_options_or_header(loaded: Loaded) -> None:
+    body = question("What is TTFT?", "urgent")
+    loaded.call("POST", "/chat/invoke", json=body, headers={"X-Priority": "interactive"})
+    assert loaded.engine.requests[-1]["priority"] == "interactive"
+    body["config"]["configurable"]["priority"] = "batch"  # the options win
+    loaded.call("POST", "/chat/stream", json=body, headers={"X-Priority": "interactive"})
+    assert loaded.engine.requests[-1]["priority"] == "batch"
+    refused = loaded.call("POST", "/chat/invoke", json=body, headers={"X-Priority": "now"})
+    assert (refused.status_code, refused.json()["error"]["field"]) == (422, "X-Priority")
+    assert PRIORITIES == engine_request.PRIORITIES
 
 
 def test_a_request_that_turns_out_wrong_is_a_failed_job_with_the_reason(loaded: Loaded) -> None:

@@ -74,6 +74,7 @@ def test_commands_are_those_of_the_design() -> None:
         "models path",
         "models pull",
         "models show",
+        "profile",
         "reembed",
         "restore",
         "serve",
