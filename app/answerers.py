@@ -55,7 +55,7 @@ class Answerers:
         client = self._client_of(route)
         made = self._make(client, route.name)
         # How much room there is, a server that does not answer could not tell: it is asked again next time.
-        if client.candidates[0].backend.health()[0] == "ready":
+        if client.is_whole and client.candidates[0].backend.health()[0] == "ready":
             self._made[route] = made
         return made
 

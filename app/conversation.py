@@ -24,18 +24,18 @@ from langchain_core.runnables.config import ensure_config, patch_config
 from langchain_core.runnables.utils import AddableDict, ConfigurableFieldSpec
 
 from app.answerer import Answerer
-from app.answering import Answering, Grounding, Material, grounded, left_out, told, unchecked
+from app.answering import Grounding, Material, grounded, left_out, told, unchecked
 from app.chains import State, wordings
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
 from app.continuing import begun, beyond, draft_of, following, plain, require_unfinished
 from app.engines.client import MESSAGE_OVERHEAD_TOKENS
 from app.errors import RequestError
-from app.fixed_texts import about_assistant, texts_for
+from app.fixed_texts import reply_to, texts_for
 from app.history import ConversationStore, Turn, TurnResult
 from app.memory import MemoryRule
 from app.open_turn import Choice, OpenTurn
 from app.principal import DEFAULT_USER
-from app.small_talk import asks_about_assistant, is_small_talk
+from app.small_talk import small_talk_of
 from app.turn_lock import TurnLocks
 from app.turn_prompt import PassageRule, TurnDraft
 from engine.errors import PromptTooLongError
@@ -263,9 +263,11 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         num_passages = self._passages.count if options.num_passages is None else options.num_passages
         wants_passages = options.retrieval and num_passages > 0
         own_reply = ""
-        if turn.answering is not None and wants_passages and is_small_talk(turn.question):
+        small_talk = small_talk_of(turn.question) if turn.answering is not None and wants_passages else None
+        if turn.answering is not None and small_talk is not None:
             wants_passages = False
-            own_reply = self._own_reply(turn.answering, turn.question)
+            # A model that may be trusted speaks for itself, by its system prompt.
+            own_reply = reply_to(small_talk, turn.answering.model_name) if turn.answering.mode == "strict" else ""
         # At most half of what the question leaves, so that passages never push a whole conversation out.
         half = (prompt_tokens - fixed) // 2
         passage_tokens = min(self._passages.max_tokens, half) if wants_passages and not asked else 0
@@ -303,12 +305,6 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             "where": options.where.filter() if options.where else None,
             "user": turn.user,
         }
-
-    @staticmethod
-    def _own_reply(answering: Answering, question: str) -> str:
-        """What is said of the assistant itself. A model that may be trusted speaks for itself, by its system prompt."""
-        language = asks_about_assistant(question) if answering.mode == "strict" else None
-        return about_assistant(language, answering.model_name) if language else ""
 
     def _window_start(self, turn: OpenTurn, turns: Sequence[Turn], *, room: int, used: int) -> int:
         memory = replace(self._memory, kind=turn.options.memory or self._memory.kind)

@@ -5,6 +5,7 @@ A table of translations; for a language that is not in it, or a question too sho
 
 from dataclasses import dataclass
 
+from app.small_talk import SmallTalk
 from retrieval.language import language_among
 
 
@@ -177,6 +178,36 @@ def texts_for(*questions: str) -> FixedTexts:
     """The sentences in the language of the first of `questions` whose language can be told."""
     languages = (language_among(question, TRANSLATIONS) for question in questions)
     return next((TRANSLATIONS[language] for language in languages if language in TRANSLATIONS), ENGLISH)
+
+
+# What is said to a greeting, and to thanks.
+_IN_PASSING = {
+    "en": ("I am here. Ask me something about your documents.", "You are welcome."),
+    "de": ("Ich bin da. Fragen Sie mich etwas zu Ihren Dokumenten.", "Gern geschehen."),
+    "fr": ("Je suis là. Posez-moi une question sur vos documents.", "Je vous en prie."),
+    "es": ("Aquí estoy. Pregúnteme algo sobre sus documentos.", "De nada."),
+    "it": ("Sono qui. Mi chieda qualcosa sui suoi documenti.", "Prego."),
+    "pt": ("Estou aqui. Pergunte-me algo sobre os seus documentos.", "De nada."),
+    "nl": ("Ik ben er. Vraag me iets over uw documenten.", "Graag gedaan."),
+    "pl": ("Jestem tutaj. Proszę zapytać mnie o coś z Państwa dokumentów.", "Proszę bardzo."),
+    "sv": ("Jag är här. Fråga mig något om dina dokument.", "Varsågod."),
+    "tr": ("Buradayım. Bana belgelerinizle ilgili bir şey sorun.", "Rica ederim."),
+    "vi": ("Tôi ở đây. Hãy hỏi tôi điều gì đó về tài liệu của bạn.", "Không có gì."),
+    "ru": ("Я здесь. Спросите меня о чём-нибудь из ваших документов.", "Пожалуйста."),
+    "ar": ("أنا هنا. اسألني عن شيء في مستنداتك.", "على الرحب والسعة."),
+    "hi": ("मैं यहाँ हूँ। मुझसे अपने दस्तावेज़ों के बारे में कुछ पूछिए।", "आपका स्वागत है।"),
+    "zh": ("我在这里。请问我一些关于您文档的问题。", "不客气。"),
+    "ja": ("ここにいます。文書について何でも聞いてください。", "どういたしまして。"),
+    "ko": ("여기 있습니다. 문서에 대해 무엇이든 물어보세요.", "천만에요."),
+}
+
+
+def reply_to(small_talk: SmallTalk, model: str = "") -> str:
+    """What is said to a message that asks nothing of the documents; `model` is named to who asks what is answering."""
+    if small_talk.kind == "about":
+        return about_assistant(small_talk.language, model)
+    ready, welcome = _IN_PASSING.get(small_talk.language, _IN_PASSING["en"])
+    return welcome if small_talk.kind == "thanks" else ready
 
 
 def about_assistant(language: str, model: str = "") -> str:

@@ -5,22 +5,44 @@ Closed lists, whole messages only: "hi" is one, "hi, how do I book travel?" is a
 
 import re
 import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
 from retrieval.words import fold
 
-_GREETINGS = (
-    "hi|hello|hey|hiya|howdy|greetings|good (?:morning|afternoon|evening|day|night)|how are you(?: doing)?(?: today)?|"
-    "how is it going|whats up|nice to meet you|thanks?(?: you)?(?: (?:so|very) much| a lot)?|many thanks|cheers|"
-    "bye(?: bye)?|goodbye|see you(?: later| soon)?|ok(?:ay)?|great|cool|perfect|got it|test|there|everyone|again|"
-    "ragstone|please",
-    "hallo|guten (?:morgen|tag|abend)|danke(?: schön| sehr)?|vielen dank|tschüss|auf wiedersehen|wie gehts?|bitte",
-    "hola|buen[oa]s (?:días|tardes|noches)|(?:muchas )?gracias|adiós|hasta luego|qué tal|cómo estás|por favor",
-    "bonjour|bonsoir|salut|merci(?: beaucoup)?|au revoir|ça va|ciao|buongiorno|grazie|olá|bom dia|obrigad[oa]",
-    "hoi|goedemorgen|goedemiddag|goedenavond|dank je(?: wel)?|dankjewel|bedankt|tot ziens",
-    "cześć|dzień dobry|dziękuję|hej|tack(?: så mycket)?|merhaba|teşekkürler|teşekkür ederim|xin chào|cảm ơn",
-    "привет|здравствуйте|спасибо|пока|مرحبا|شكرا|नमस्ते|धन्यवाद",
-    "你好|您好|谢谢|謝謝|再见|こんにちは|ありがとう(?:ございます)?|안녕(?:하세요)?|감사합니다",
-)
+# By language: greetings, farewells and what else is said in passing; then thanks.
+_GREETINGS = {
+    "en": (
+        "hi|hello|hey|hiya|howdy|greetings|good (?:morning|afternoon|evening|day|night)|"
+        "how are you(?: doing)?(?: today)?|how is it going|whats up|nice to meet you|"
+        "bye(?: bye)?|goodbye|see you(?: later| soon)?|ok(?:ay)?|great|cool|perfect|got it|"
+        "test|there|everyone|again|ragstone|please",
+        "thanks?(?: you)?(?: (?:so|very) much| a lot)?|many thanks|cheers",
+    ),
+    "de": (
+        "hallo|guten (?:morgen|tag|abend)|tschüss|auf wiedersehen|wie gehts?|bitte",
+        "danke(?: schön| sehr)?|vielen dank",
+    ),
+    "es": (
+        "hola|buen[oa]s (?:días|tardes|noches)|adiós|hasta luego|qué tal|cómo estás|por favor",
+        "(?:muchas )?gracias",
+    ),
+    "fr": ("bonjour|bonsoir|salut|au revoir|ça va", "merci(?: beaucoup)?"),
+    "it": ("ciao|buongiorno|buonasera|arrivederci", "grazie(?: mille)?"),
+    "pt": ("olá|bom dia|boa (?:tarde|noite)|tchau", "(?:muito )?obrigad[oa]"),
+    "nl": ("hoi|goedemorgen|goedemiddag|goedenavond|tot ziens", "dank je(?: wel)?|dankjewel|bedankt"),
+    "pl": ("cześć|dzień dobry|do widzenia", "dziękuję"),
+    "sv": ("hej|god (?:morgon|kväll)|hej då", "tack(?: så mycket)?"),
+    "tr": ("merhaba|günaydın|iyi akşamlar", "teşekkürler|teşekkür ederim"),
+    "vi": ("xin chào", "cảm ơn"),
+    "ru": ("привет|здравствуйте|пока", "спасибо"),
+    "ar": ("مرحبا", "شكرا"),
+    "hi": ("नमस्ते", "धन्यवाद"),
+    "zh": ("你好|您好|再见", "谢谢|謝謝"),
+    "ja": ("こんにちは", "ありがとう(?:ございます)?"),
+    "ko": ("안녕(?:하세요)?", "감사합니다"),
+}
 # By the language that the question is in: it is answered in that language.
 _ABOUT = {
     "en": r"(?:and )?(?:who|what) (?:exactly )?are you(?: exactly)?|what(?: i|)s your name|tell me about yourself|"
@@ -75,24 +97,40 @@ _ABOUT = {
     r"이름이 (?:뭐|무엇)(?:야|니|예요|입니까)|로봇(?:이야|이에요|인가요|입니까)|도와줘|도움말",
 }
 _ABOUT_PATTERNS = {language: re.compile(fold(phrases)) for language, phrases in _ABOUT.items()}
-_SMALL_TALK = re.compile(fold(rf"(?:(?:{'|'.join((*_GREETINGS, *_ABOUT.values()))})\s*)+"))
+_GREETING_PATTERNS = {
+    kind: {language: re.compile(fold(phrases[number])) for language, phrases in _GREETINGS.items()}
+    for number, kind in enumerate(("greeting", "thanks"))
+}
+_PHRASES = (*(phrases for pair in _GREETINGS.values() for phrases in pair), *_ABOUT.values())
+_SMALL_TALK = re.compile(fold(rf"(?:(?:{'|'.join(_PHRASES)})\s*)+"))
 _MOST_CHARS = 80
 
 
-def is_small_talk(message: str) -> bool:
-    """Whether the whole message is made of such phrases."""
-    return len(message) <= _MOST_CHARS and bool(_SMALL_TALK.fullmatch(_plain(message)))
+@dataclass(frozen=True)
+class SmallTalk:
+    """What a message that asks nothing of the documents is, and its language (ISO 639)."""
+
+    kind: Literal["about", "thanks", "greeting"]
+    language: str
 
 
-def asks_about_assistant(message: str) -> str | None:
-    """The language (ISO 639) of a message that asks who or what the assistant is; None for any other message."""
-    if not is_small_talk(message):
+def small_talk_of(message: str) -> SmallTalk | None:
+    """What the message is where all of it is made of such phrases: what weighs most in it. None for any other."""
+    if len(message) > _MOST_CHARS or not _SMALL_TALK.fullmatch(plain := _plain(message)):
         return None
-    plain = _plain(message)
-    for language, pattern in _ABOUT_PATTERNS.items():
-        match = pattern.search(plain)
-        if match and not plain[: match.start()][-1:].strip() and not plain[match.end() :][:1].strip():
-            return language
+    if language := _language_of(plain, _ABOUT_PATTERNS):
+        return SmallTalk("about", language)
+    if language := _language_of(plain, _GREETING_PATTERNS["thanks"]):
+        return SmallTalk("thanks", language)
+    return SmallTalk("greeting", _language_of(plain, _GREETING_PATTERNS["greeting"]) or "en")
+
+
+def _language_of(plain: str, patterns: Mapping[str, re.Pattern[str]]) -> str | None:
+    """The first language of which a phrase stands in the message as whole words."""
+    for language, pattern in patterns.items():
+        for match in pattern.finditer(plain):
+            if not plain[: match.start()][-1:].strip() and not plain[match.end() :][:1].strip():
+                return language
     return None
 
 

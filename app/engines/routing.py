@@ -154,6 +154,7 @@ class Candidate:
 class RoutedClient:
     """The models of a route as one EngineClient; for all but streams it is the first of them.
 
+    Where that can not be had, its size, its context and its tokens are those of the first that can: it will answer.
     `count` is told of every model that is asked for an answer, and why. `answered_by` and `because` are of the newest
     request: use one client for each (`begin`) to know who answered it.
     """
@@ -163,12 +164,41 @@ class RoutedClient:
     count: Callable[[str, Reason], None]
     answered_by: str = field(default="", init=False)
     because: str | None = field(default=None, init=False)
+    _num_absent: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.answered_by = self.route.name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.candidates[0].backend.client, name)
+
+    @property
+    def max_model_len(self) -> int:
+        return self._of_present(lambda client: client.max_model_len)
+
+    @property
+    def num_parameters(self) -> int:
+        return self._of_present(lambda client: client.num_parameters)
+
+    def count_tokens(self, text: str) -> int:
+        return self._of_present(lambda client: client.count_tokens(text))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the first model could be had whenever it was needed."""
+        return self._num_absent == 0
+
+    def _of_present(self, ask: Callable[[EngineClient], int]) -> int:
+        failure: Exception | None = None
+        for number, candidate in enumerate(self.candidates[self._num_absent :], self._num_absent):
+            try:
+                return ask(candidate.backend.client)
+            except (EngineError, ModelError, StartupError) as error:
+                failure = failure or error
+                if number + 1 < len(self.candidates):
+                    self._num_absent = number + 1
+        assert failure is not None, "a route has a model"
+        raise failure
 
     def begin(self) -> "RoutedClient":
         """The same, for one request."""

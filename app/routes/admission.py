@@ -119,7 +119,9 @@ class Admission:
 
 
 def _is_private(scope: Scope) -> bool:
-    return Headers(scope=scope).get(privacy.HEADER, "").strip().lower() in ("true", "1", "yes")
+    # Whatever does not clearly say no is a yes: a word that is not known here must not send the request away.
+    said = Headers(scope=scope).get(privacy.HEADER, "").strip().lower()
+    return said not in ("", "false", "0", "no", "off")
 
 
 def priority_of(scope: Scope, body: bytes | None) -> str:

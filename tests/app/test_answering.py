@@ -149,12 +149,15 @@ async def test_without_any_passage_nothing_is_found(tmp_path):
     assert (await ask(made))["answer"] == ENGLISH.not_found
 
 
-async def test_small_talk_is_answered_by_the_model_and_searches_nothing(tmp_path):
-    made = setup(tmp_path, "Hello", " there!")
-    result = await ask(made, "Hi!")
-    assert (result["answer"], result["sources"]) == ("Hello there!", [])
+async def test_small_talk_searches_nothing_and_a_small_model_is_not_asked(tmp_path):
+    made = setup(tmp_path, "This is not in your documents.")  # what small models copy from the conversation
+    result = await ask(made, "Thanks!")
+    assert (result["answer"], result["sources"]) == ("You are welcome.", [])
     assert result["grounding"]["state"] == "unchecked"
-    assert made.searches == []
+    assert (made.searches, made.client.requests) == ([], [])
+    trusted = setup(tmp_path / "mark", "Hello", " there!", mode="mark")
+    assert (await ask(trusted, "Hi!"))["answer"] == "Hello there!"
+    assert trusted.searches == []
 
 
 async def test_who_asks_what_answers_is_told_so_without_asking_a_small_model(tmp_path):

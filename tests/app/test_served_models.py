@@ -77,6 +77,7 @@ def setting(tiny_model: Path, second: RunningServer, tmp_path_factory: pytest.Te
             {"name": "main", "model": str(tiny_model)},
             {"name": "spare", "model": str(tiny_model), "load": "on_demand", "idle_s": 0.5},
             {"name": "huge", "model": str(tiny_model), "load": "on_demand", "num_kv_blocks": 10**9},
+            {"name": "gone", "model": str(folder / "gone.gguf"), "load": "on_demand", "fallback": ["main"]},
             {"name": "second", "url": f"{second.url}/v1", "model": "theirs"},
             {"name": "cloud", "model": "says", **remote},
             {"name": "busy", **remote, "fallback": ["fails", "cloud"]},
@@ -248,6 +249,16 @@ def test_model_that_is_busy_or_fails_is_replaced_and_the_reply_says_so(setting: 
     assert (reply["statistics"]["model"], reply["statistics"]["fallback_because"]) == ("main", "backend_failed")
 
 
+def test_model_that_can_not_be_loaded_is_replaced_wherever_it_is_asked(setting: Setting) -> None:
+    assert ask(setting, "gone").json()["routing"]["fallback_because"] == "model_not_found"
+    for _ in range(2):
+        reply = setting.server.post("/chat/invoke", question("Hi?", "gone", model="gone"))
+        statistics = reply.json()["output"]["statistics"]
+        assert (statistics["model"], statistics["fallback_because"]) == ("main", "model_not_found")
+    stream = setting.server.post("/chat/stream", question("And now?", "gone", model="gone"))
+    assert [name for name, _ in events(stream.text)][-1] == "end"
+
+
 def test_failure_behind_the_first_word_is_told_and_nobody_steps_in(setting: Setting) -> None:
     stream = ask(setting, "breaks", stream=True)
     chunks = [json.loads(data) for _, data in events(stream.text)]
@@ -278,10 +289,10 @@ def test_rules_choose_where_nobody_is_named(setting: Setting) -> None:
 def test_private_requests_never_reach_a_model_elsewhere(setting: Setting) -> None:
     num_sent = len(setting.theirs.requests)
     assert ask(setting, "ragstone-auto", COMPLEX, private=True).json()["model"] == "main"
-    headers = {"X-Ragstone-Private": "true"}
     body = {"model": "cloud", "messages": [{"role": "user", "content": "secret"}]}
-    reply = setting.server.post("/v1/chat/completions", body, headers=headers)
-    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "private_request")
+    for said in ("true", "1", "On", "yes", "maybe"):  # what does not say no says yes
+        reply = setting.server.post("/v1/chat/completions", body, headers={"X-Ragstone-Private": said})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "private_request")
     reply = ask(setting, "busy", private=True)
     assert reply.status_code == 403
     chat = setting.server.post("/chat/invoke", question(COMPLEX, "private", private=True)).json()["output"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.fixed_texts import ENGLISH, TRANSLATIONS, about_assistant, texts_for
-from app.small_talk import asks_about_assistant, is_small_talk
+from app.fixed_texts import ENGLISH, TRANSLATIONS, about_assistant, reply_to, texts_for
+from app.small_talk import SmallTalk, small_talk_of
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from app.small_talk import asks_about_assistant, is_small_talk
      "你好！", "Здравствуйте!", "नमस्ते", "What's up?", "Bye-bye", "Who are you?", "what can you do"],
 )  # fmt: skip
 def test_greetings_and_thanks_ask_nothing_of_the_documents(message):
-    assert is_small_talk(message)
+    assert small_talk_of(message) is not None
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_greetings_and_thanks_ask_nothing_of_the_documents(message):
     ],
 )
 def test_anything_else_is_a_question(message):
-    assert not is_small_talk(message)
+    assert small_talk_of(message) is None
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,22 @@ def test_anything_else_is_a_question(message):
     ],
 )  # fmt: skip
 def test_questions_about_the_assistant_are_known_by_their_language(message, language):
-    assert asks_about_assistant(message) == language
+    found = small_talk_of(message)
+    assert (found.language if found and found.kind == "about" else None) == language
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "language"),
+    [
+        ("Hello!", "greeting", "en"), ("ok, thanks a lot!", "thanks", "en"), ("Danke schön", "thanks", "de"),
+        ("Guten Morgen", "greeting", "de"), ("Merci", "thanks", "fr"), ("¡Hola!", "greeting", "es"),
+        ("Grazie mille", "thanks", "it"), ("谢谢", "thanks", "zh"), ("こんにちは", "greeting", "ja"),
+        ("hi, who are you? thanks", "about", "en"),
+    ],
+)  # fmt: skip
+def test_greetings_and_thanks_are_replied_to_in_their_language(message, kind, language):
+    assert small_talk_of(message) == SmallTalk(kind, language)
+    assert reply_to(SmallTalk("thanks", "de")) == "Gern geschehen."
 
 
 @pytest.mark.parametrize(
