@@ -72,11 +72,12 @@ STANDING_ALONE = 0.75
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 # Asks to go on, and measures, beside the function words of many languages.
 _GOING_ON = (
-    "tell say explain elaborate clarify continue expand describe repeat rephrase summarize summarise mean meaning "
-    "please ok okay thanks thank yes really exactly detail details information info example examples long often "
-    "far big old else much many kind sort case reason why lange lang viel viele oft warum wieso weshalb erklare "
-    "erklaren genauer mehr bitte beispiel longtemps combien souvent pourquoi expliquer explique exemple porque "
-    "cuanto cuanta cuantos tiempo explica ejemplo perche quanto quanti tempo waarom"
+    "tell say explain elaborate clarify continue expand describe repeat rephrase summarize summarise mean "
+    "meaning please ok okay thanks thank yes really exactly detail details information info example examples "
+    "long often far big old else much many kind sort case reason why lange lang viel viele oft warum wieso "
+    "weshalb erklare erklaren genauer mehr bitte beispiel longtemps combien souvent pourquoi expliquer explique "
+    "exemple porque cuanto cuanta cuantos tiempo explica ejemplo perche quanto quanti tempo waarom go keep next "
+    "weiter los continuez encore sigue continua avanti"
 )
 # Looked for in the folded question in this order: "how many years" asks for a number, "what year" for a time.
 _PATTERNS = tuple((kind, re.compile("|".join(patterns))) for kind, patterns in _WORDS)

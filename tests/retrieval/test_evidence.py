@@ -70,7 +70,9 @@ def test_what_a_follow_up_adds_must_stand_in_the_passages(addition):
     assert not rank(addition, f"{before} {addition}").is_answerable
 
 
-@pytest.mark.parametrize("request_", ["Why?", "Tell me more", "Can you explain that?", "und warum?", "ok, how long?"])
+@pytest.mark.parametrize(
+    "request_", ["Why?", "go on", "Tell me more", "Can you explain that?", "und warum?", "ok, how long?"]
+)
 def test_a_request_to_go_on_is_not_searched_for_by_its_own_words(request_):
     passages = [
         passage("I want to tell you why. Let me explain more of that, how long it was. Tickets cost 12 dollars.")
