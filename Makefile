@@ -48,7 +48,7 @@ audit: install-dev ## look the installed versions up among the known vulnerabili
 	@test -x .audit/bin/pip-audit || { "$(PYTHON)" -m venv .audit && .audit/bin/python -m pip install --quiet pip-audit; }
 	@.audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints-cpu.txt || { \
 		echo "audit failed: a version is known to be vulnerable, or one could not be looked up, which counts as much" >&2; \
-		echo "(see above; every version is asked for at https://pypi.org/pypi/NAME/VERSION/json)" >&2; exit 1; }
+		echo "(see above; each is asked for at the JSON API of the package index, which mirrors often lack)" >&2; exit 1; }
 
 format: install-dev ## bring the code into its format
 	$(BIN)/ruff format .
