@@ -40,6 +40,8 @@ def backup(settings: Settings, archive: Path) -> int:
         raise BackupError(f"there is no data folder {data}: name the right one with --data")
     if archive.exists():
         raise BackupError(f"{archive} exists already: choose another name, or remove it first")
+    if not archive.parent.is_dir():
+        raise BackupError(f"there is no folder {archive.parent}: make it, or write {archive.name} somewhere else")
     part = archive.with_name(archive.name + ".part")
     count = 0
     try:
@@ -54,7 +56,7 @@ def backup(settings: Settings, archive: Path) -> int:
                     count += 1
         os.replace(part, archive)
     except (OSError, sqlite3.Error, tarfile.TarError) as error:
-        raise BackupError(f"{archive} could not be written: {error}") from error
+        raise BackupError(f"{archive} could not be written: {_reason(error)}") from error
     finally:
         part.unlink(missing_ok=True)
     return count
@@ -65,6 +67,9 @@ def restore(settings: Settings, archive: Path) -> int:
 
     Raises BackupError for what is no backup of ours, DataFolderError where something is in the way.
     """
+    if not archive.is_file():
+        what = "is a folder" if archive.is_dir() else "does not exist"
+        raise BackupError(f"{archive} {what}: name an archive that `ragstone backup` wrote")
     data = settings.data_dir
     occupied = sorted(path.name for path in data.iterdir() if path.name not in LEFT_OUT) if data.is_dir() else []
     if occupied:
@@ -87,9 +92,14 @@ def restore(settings: Settings, archive: Path) -> int:
             os.replace(path, data / path.name)
         return count
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise BackupError(f"{archive} cannot be restored: {error}") from error
+        raise BackupError(f"{archive} cannot be restored: {_reason(error)}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _reason(error: Exception) -> str:
+    """Without the number of a system's error and the path of a temporary file."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _files(data: Path) -> Iterator[Path]:

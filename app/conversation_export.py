@@ -6,15 +6,21 @@ from collections.abc import Sequence
 from app.history import Conversation, Turn
 
 MARKS = {"length": "cut by the limit of tokens", "abort": "stopped", "error": "broken off by an error"}
+BEING_WRITTEN = "the answer is still being written: export again when it is complete"
 
 
-def as_markdown(conversation: Conversation, turns: Sequence[Turn]) -> str:
-    """Questions as headings, answers as they are, and the sources of each below it."""
+def as_markdown(conversation: Conversation, turns: Sequence[Turn], *, is_answering: bool = False) -> str:
+    """Questions as headings, answers as they are, and the sources of each below it.
+
+    `is_answering`: an answer is under way, the newest one unless it is complete; what is stored is not how it ended.
+    """
     parts = [f"# {_one_line(conversation.title)}"]
-    for turn in turns:
+    for number, turn in enumerate(turns, 1):
+        is_open = is_answering and number == len(turns) and turn.finish_reason != "stop"
+        mark = BEING_WRITTEN if is_open else MARKS.get(turn.finish_reason or ("abort" if turn.interrupted else ""))
         parts.append(f"## {_one_line(turn.question) or '(no question)'}")
-        parts.append(turn.answer.strip() or "*(no answer)*")
-        mark = MARKS.get(turn.finish_reason or ("abort" if turn.interrupted else ""))
+        if turn.answer.strip() or not is_open:
+            parts.append(turn.answer.strip() or "*(no answer)*")
         if mark:
             parts.append(f"*({mark})*")
         if turn.sources:

@@ -63,7 +63,9 @@ def profile(settings: Settings, prompt: str, *, num_steps: int, trace: Path) -> 
     from engine import Engine
 
     if not trace.parent.is_dir():
-        raise ProfileError(f"{trace.parent} is no folder: make it, or name another place with --out")
+        raise ProfileError(f"there is no folder {trace.parent}: make it, or name another place with --out")
+    if trace.is_dir():
+        raise ProfileError(f"{trace} is a folder: name a file in it with --out, such as {trace / 'trace.json'}")
     config = engine_config(settings, resolve(settings.model, settings))
     engine = Engine(replace(config, enable_prefix_caching=False))
     is_gpu = engine.runner.device.type == "cuda"

@@ -1,11 +1,14 @@
 """Values of settings in words: what a setting takes, and what stands in the environment for one that it has."""
 
+import difflib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 
 def as_text(value: object) -> str:
@@ -42,6 +45,36 @@ def allowed_values(name: str, field: FieldInfo) -> str:
     if name == "vector_store":
         return "faiss, or qdrant: followed by a URL or a folder"
     return "a non-empty text"
+
+
+def json_example(field: FieldInfo) -> str:
+    """A list that a setting might take, as it stands in the environment."""
+    fields = _entry_fields(field)
+    return json.dumps([{fields[0]: "large"} if fields else "large"])
+
+
+def did_you_mean(key: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """A hint at the name that is most like the one given, as a variable where there is a prefix; empty without one."""
+    close = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
+    return f"; did you mean {prefix + close[0].upper() if prefix else close[0]}?" if close else ""
+
+
+def entry_fault(detail: ErrorDetails, field: FieldInfo) -> str:
+    """What is wrong within a setting that is a list: the place in it, and the fault."""
+    *places, last = detail["loc"]
+    if detail["type"] == "extra_forbidden":
+        fields = _entry_fields(field)
+        fault = f"{last!r} is not one of its fields ({', '.join(fields)}){did_you_mean(str(last), fields)}"
+    else:
+        places, fault = [*places, last], detail["msg"].removeprefix("Value error, ")
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[1:])
+    return f"{place}: {fault}"
+
+
+def _entry_fields(field: FieldInfo) -> list[str]:
+    """Fields of the tables in a list; empty where it holds names."""
+    kind = next(iter(get_args(field.annotation)), None)
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
 
 
 def _bounds(field: FieldInfo) -> str:

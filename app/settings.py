@@ -4,7 +4,6 @@ Precedence: option, environment, file, default. This module reads and checks the
 loads no model.
 """
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -19,11 +19,10 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
-from pydantic_settings import SettingsError as SourceError
 
 from app.engines.entries import ModelEntry, RouteRule
 from app.errors import SettingsError
-from app.setting_values import allowed_values
+from app.setting_values import allowed_values, did_you_mean, entry_fault, json_example
 
 PREFIX = "RAGSTONE_"
 CONFIG_VARIABLE = "RAGSTONE_CONFIG"
@@ -254,8 +253,6 @@ class Settings(BaseSettings):
             super().__init__(**options)
         except ValidationError as error:
             raise _explain(error, _origins(options)) from None
-        except SourceError as error:  # a variable that holds a list and is no JSON
-            raise SettingsError(f"{error}: write it as JSON, such as RAGSTONE_MODELS='[{{\"name\": …}}]'") from None
 
     @classmethod
     def settings_customise_sources(
@@ -339,6 +336,16 @@ class _Environment(EnvSettingsSource):
                 values[field] = given
         return values
 
+    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError as error:
+            raise SettingsError(
+                f"environment variable {PREFIX}{field_name.upper()} is {value!r}, which is not valid JSON ({error}): "
+                f"write a list, such as '{json_example(field)}'",
+                field=field_name,
+            ) from None
+
 
 def config_path() -> Path | None:
     """The TOML file in use: the one named by RAGSTONE_CONFIG, else `ragstone.toml` in the working folder, else None."""
@@ -387,10 +394,9 @@ def _canonical(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _suggest(key: str, *, variable: bool = False) -> str:
     known = sorted({*Settings.model_fields, *ALIASES} - set(ALIASES.values()))
-    close = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
-    if not close:
-        return "" if variable else f"; settings are: {', '.join(known)}"
-    return f"; did you mean {PREFIX + close[0].upper() if variable else close[0]}?"
+    if variable:
+        return did_you_mean(key, known, prefix=PREFIX)
+    return did_you_mean(key, known) or f"; settings are: {', '.join(known)}"
 
 
 def _origins(options: Iterable[str]) -> dict[str, str]:
@@ -426,8 +432,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> SettingsErro
             continue
         origin = origins.get(name, name)
         if len(detail["loc"]) > 1 or detail["type"] == "value_error":  # within an entry
-            place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in detail["loc"][1:])
-            sentences.append(f"{origin}{place}: {detail['msg'].removeprefix('Value error, ')}")
+            sentences.append(origin + entry_fault(detail, Settings.model_fields[name]))
             continue
         sentences.append(
             f"{origin} is {detail['input']!r}, which is not {allowed_values(name, Settings.model_fields[name])}"

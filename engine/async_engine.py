@@ -24,6 +24,7 @@ from engine.errors import (
     EngineDrainingError,
     EngineError,
     EngineStalledError,
+    EngineStoppedError,
     InvalidParameterError,
     QueueFullError,
     StepFailedError,
@@ -110,13 +111,13 @@ class AsyncEngine:
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests, let queued and running ones finish for at most `timeout_s` seconds, then shut down.
 
-        Blocks. Returns whether all of them finished; the others end with an EngineDrainingError.
+        Blocks. Returns whether all of them finished; the others end with an EngineStoppedError.
         """
         with self._changed:
             self._draining = True
             finished = self._changed.wait_for(lambda: not self._tickets or not self._is_running, timeout_s)
         if not finished:
-            self._inbox.put(lambda: self._deliver(self.engine.fail_all(EngineDrainingError())))
+            self._inbox.put(lambda: self._deliver(self.engine.fail_all(EngineStoppedError())))
         self.shutdown()
         return finished
 

@@ -179,6 +179,15 @@ class EngineDrainingError(EngineError):
         super().__init__("the engine is shutting down: it finishes its requests and takes no new ones; try again later")
 
 
+class EngineStoppedError(EngineError):
+    """A request was cut off by the end of the engine, which could not wait for it any longer."""
+
+    code = "engine_stopped"
+
+    def __init__(self) -> None:
+        super().__init__("the server was stopped before the answer was complete: ask again when it is back")
+
+
 class StepAbandonedError(EngineError):
     """Nobody waits any more for what the step at hand computes. Never leaves the engine."""
 

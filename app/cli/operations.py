@@ -103,9 +103,7 @@ def backup(
 
 @operations_cli.command(epilog="Example: ragstone restore ragstone-2026-11-30.tar.gz --data restored-data")
 def restore(
-    archive: Annotated[
-        Path, typer.Argument(metavar="FILE.tar.gz", exists=True, dir_okay=False, help="Archive of `ragstone backup`.")
-    ],
+    archive: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="Archive of `ragstone backup`.")],
     data: DataOption = None,
     config: ConfigOption = None,
 ) -> None:

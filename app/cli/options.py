@@ -32,16 +32,17 @@ DeviceOption = Annotated[str | None, typer.Option("--device", metavar="D", help=
 DtypeOption = Annotated[
     str | None, typer.Option("--dtype", metavar="T", help="auto, float32, bfloat16, float16 or int8.")
 ]
+# Numbers come as text: what is wrong with them is said as of every other setting.
 ContextOption = Annotated[
-    int | None, typer.Option("--max-model-len", metavar="N", help="Longest prompt + answer in tokens.")
+    str | None, typer.Option("--max-model-len", metavar="N", help="Longest prompt + answer in tokens.")
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", metavar="NAME", help="Chat model: a path, packaged name or Hub repo id.")
 ]
 LogLevelOption = Annotated[str | None, typer.Option("--log-level", metavar="L", help="debug, info, warning or error.")]
 HostOption = Annotated[str | None, typer.Option("--host", metavar="H", help="Address to listen on, e.g. 0.0.0.0.")]
-PortOption = Annotated[int | None, typer.Option("--port", metavar="P", help="Port of the API.")]
-UIPortOption = Annotated[int | None, typer.Option("--ui-port", metavar="P", help="Port of the chat UI.")]
+PortOption = Annotated[str | None, typer.Option("--port", metavar="P", help="Port of the API.")]
+UIPortOption = Annotated[str | None, typer.Option("--ui-port", metavar="P", help="Port of the chat UI.")]
 
 
 def fail(message: str, exit_code: int = 1) -> None:

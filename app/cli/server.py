@@ -74,7 +74,7 @@ def serve(
 @server_cli.command(epilog="Example: ragstone engine --port 8000 --model smollm2-135m-instruct")
 def engine(
     host: HostOption = None,
-    port: Annotated[int | None, typer.Option("--port", metavar="P", help="Port of /v1 (default: 8000).")] = None,
+    port: Annotated[str | None, typer.Option("--port", metavar="P", help="Port of /v1 (default: 8000).")] = None,
     socket: Annotated[
         Path | None, typer.Option("--socket", metavar="PATH", help="Listen on a Unix socket there, not on a port.")
     ] = None,

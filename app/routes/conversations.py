@@ -104,12 +104,14 @@ def create_router(services: Services) -> APIRouter:
     ) -> Response:
         """A conversation as a file: Markdown for people, JSON as `GET /api/v1/conversations/{session_id}` has it."""
         conversation = await asyncio.to_thread(require_conversation, history, user, session_id)
+        # Asked first: an answer that ends meanwhile is complete in its turn, and none that is under way seems stopped.
+        is_answering = services.locks.is_held((user, session_id))
         turns = await asyncio.to_thread(history.turns, user, session_id)
         stem = file_stem(conversation.title)
         if format == "json":
             detail = await _detail(user, session_id)
             return attachment(detail.model_dump_json(indent=2).encode(), f"{stem}.json", "application/json")
-        text = as_markdown(conversation, turns).encode("utf-8", "replace")
+        text = as_markdown(conversation, turns, is_answering=is_answering).encode("utf-8", "replace")
         return attachment(text, f"{stem}.md", "text/markdown; charset=utf-8")
 
     @router.get("/{session_id:path}", response_model=ConversationDetail)

@@ -45,6 +45,7 @@ STATUS_OF_CODE: Mapping[str, int] = {
     "engine_dead": 503,
     "engine_draining": 503,
     "engine_stalled": 503,
+    "engine_stopped": 503,
     "queue_full": 429,
     "insufficient_memory": 503,
     "model_load_failed": 503,

@@ -106,7 +106,7 @@ def test_version_is_printed() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["serve", "--nonsense"], ["ingest"], ["ingest", "absent.md"], ["models", "path"], ["serve", "--port", "x"]],
+    [["serve", "--nonsense"], ["ingest"], ["ingest", "absent.md"], ["models", "path"]],
 )
 def test_wrong_usage_ends_with_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(cli.cli, arguments).exit_code == 2
@@ -118,6 +118,12 @@ def test_wrong_setting_ends_with_2_and_one_line_that_names_it() -> None:
     assert result.stderr == (
         "error: environment variable RAGSTONE_PORT is 'many', which is not a whole number from 1 to 65,535\n"
     )
+
+
+def test_a_number_that_is_none_is_told_as_it_is_of_a_variable() -> None:
+    result = ragstone("status", "--port", "abc")
+    assert result.returncode == 2
+    assert result.stderr == "error: option --port is 'abc', which is not a whole number from 1 to 65,535\n"
 
 
 def test_unknown_key_in_the_settings_file_ends_with_2(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.app.serving import question
+from tests.app.scripted import ScriptedEngineClient
+from tests.app.serving import RunningServer, question, scripted_app, wait_until
 
 BASE = "/api/v1/conversations"
 
@@ -80,6 +81,21 @@ def test_an_export_is_a_file_that_no_browser_runs(chat):
     exported = chat.client.get(path, params={"format": "json"})
     assert exported.headers["content-disposition"].endswith(".json")
     assert exported.json() == chat.client.get(f"{BASE}/{quote('export é/1', safe='')}").json()
+
+
+def test_an_export_says_that_an_answer_is_still_being_written(tmp_path):
+    engine = ScriptedEngineClient(["word "] * 2000, delay_s=0.05)
+    with RunningServer(scripted_app(tmp_path, engine)) as server:
+        client = server.wait_until_ready().client
+        export = f"{BASE}/open/export"
+        with client.stream("POST", "/chat/stream", json=question("Under way?", "open")) as response:
+            pieces = response.iter_text()  # the stream is closed once this is gone
+            assert any("word" in piece for piece in pieces)
+            assert client.get(export).text == (
+                "# Under way?\n\n## Under way?\n\n"
+                "*(the answer is still being written: export again when it is complete)*\n"
+            )
+        wait_until(lambda: "*(stopped)*" in client.get(export).text)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,11 @@ def test_what_does_not_go_together_is_refused_with_the_reason(
     [
         ({"models": [{**CLOUD, "load": "on_demand"}]}, "models[0]: load is for models that run here"),
         ({"models": [{**HERE, "key_env": "KEY"}]}, "models[0]: key_env is for models that have a url"),
-        ({"models": [{**HERE, "lode": "always"}]}, "models[0].lode: Extra inputs are not permitted"),
+        (
+            {"models": [{**HERE, "lode": "always"}]},
+            "models[0]: 'lode' is not one of its fields (name, ",
+        ),
+        ({"routes": [{"modle": "m", "model": "m"}]}, "collections, private); did you mean model?"),
         ({"routes": [{"model": "m", "min_complexity": 2}]}, "routes[0].min_complexity: Input should be less than"),
     ],
 )
@@ -104,9 +108,26 @@ def test_tables_come_from_the_file_and_from_the_environment(monkeypatch: pytest.
     assert (settings.models[0].load, settings.routes[0].min_complexity) == ("on_demand", 0.5)
     monkeypatch.setenv("RAGSTONE_MODELS", '[{"name": "other"}]')
     assert [entry.name for entry in Settings().models] == ["other"]
-    monkeypatch.setenv("RAGSTONE_MODELS", "[{")
-    with pytest.raises(SettingsError, match=r'"models".*write it as JSON'):
+
+
+@pytest.mark.parametrize(
+    ("variable", "example"),
+    [
+        ("RAGSTONE_MODELS", '[{"name": "large"}]'),
+        ("RAGSTONE_ROUTES", '[{"model": "large"}]'),
+        ("RAGSTONE_PRIVATE_COLLECTIONS", '["large"]'),
+    ],
+)
+def test_a_list_in_the_environment_that_is_no_json_is_told_with_an_example(
+    variable: str, example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "[{")
+    with pytest.raises(SettingsError) as raised:
         Settings()
+    assert raised.value.message.startswith(f"environment variable {variable} is '[{{', which is not valid JSON (")
+    assert raised.value.message.endswith(f"): write a list, such as '{example}'")
+    monkeypatch.setenv(variable, example)
+    Settings()
 
 
 def test_first_rule_that_fits_wins_and_else_the_default() -> None:

@@ -95,6 +95,18 @@ def test_broken_and_foreign_archives_leave_nothing_behind(filled: Settings, tmp_
     assert not (tmp_path / "escaped.sqlite3").exists()
 
 
+def test_places_that_are_none_are_told_with_what_to_do(filled: Settings, tmp_path: Path) -> None:
+    absent = tmp_path / "no" / "b.tar.gz"
+    with pytest.raises(BackupError) as unwritten:
+        backup(filled, absent)
+    assert unwritten.value.message == (f"there is no folder {tmp_path}/no: make it, or write b.tar.gz somewhere else")
+    for archive, what in ((absent, "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(BackupError) as unread:
+            restore(Settings(data_dir=tmp_path / "new" / "data"), archive)
+        assert unread.value.message == f"{archive} {what}: name an archive that `ragstone backup` wrote"
+    assert not (tmp_path / "new").exists()
+
+
 def test_backup_of_another_format_says_which_it_reads(filled: Settings, tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(json.dumps({"format": 99}))
     with tarfile.open(tmp_path / "new.tar.gz", "w:gz") as tar:

@@ -27,5 +27,7 @@ def test_steps_and_their_parts_stand_in_the_trace_and_in_the_table(chat_model_pa
 
 
 def test_a_place_that_is_none_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="is no folder"):
+    with pytest.raises(ProfileError, match=r"there is no folder .*/no: make it, or name another place"):
         profile(Settings(model="none"), "hi", num_steps=1, trace=tmp_path / "no" / "trace.json")
+    with pytest.raises(ProfileError, match="is a folder: name a file in it"):
+        profile(Settings(model="none"), "hi", num_steps=1, trace=tmp_path)

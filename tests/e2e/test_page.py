@@ -349,6 +349,13 @@ async def test_phone_has_one_column_with_the_list_behind_a_button_and_dark_has_c
             await chat.view(view)
             assert not await overflows(chat.page)
             assert await violations(chat.page) == []
+        await chat.page.set_viewport_size({"width": 375, "height": 812})
+        await chat.press("Settings")
+        label = chat.dialog.get_by_text("Top p", exact=False)
+        fields = chat.dialog.locator("select, input[type=number]")
+        boxes = [box for field in await fields.all() if (box := await field.bounding_box())]
+        assert {round(box["width"]) for box in boxes} == {round((await label.bounding_box() or {})["width"])}
+        assert not await overflows(chat.page)
     finally:
         await context.close()
 

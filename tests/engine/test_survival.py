@@ -314,7 +314,7 @@ class TestDraining:
         stream = engine.stream([5, 6], SamplingParams(max_tokens=250, ignore_eos=True))
         await anext(stream)
         assert not await asyncio.to_thread(engine.drain, 0.01)
-        with pytest.raises(errors.EngineDrainingError):
+        with pytest.raises(errors.EngineStoppedError, match="stopped before the answer was complete"):
             _ = [delta async for delta in stream]
 
     def test_an_idle_engine_drains_at_once(self, engine: AsyncEngine) -> None:
