@@ -29,7 +29,7 @@ from app.chains import State, wordings
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
 from app.continuing import begun, beyond, draft_of, following, plain, require_unfinished
 from app.engines.client import MESSAGE_OVERHEAD_TOKENS
-from app.errors import RequestError
+from app.errors import RagstoneError, RequestError
 from app.fixed_texts import reply_to, texts_for
 from app.history import ConversationStore, Turn, TurnResult
 from app.memory import MemoryRule
@@ -38,7 +38,7 @@ from app.principal import DEFAULT_USER
 from app.small_talk import small_talk_of
 from app.turn_lock import TurnLocks
 from app.turn_prompt import PassageRule, TurnDraft
-from engine.errors import PromptTooLongError
+from engine.errors import EngineError, PromptTooLongError
 
 logger = logging.getLogger(__name__)
 
@@ -340,7 +340,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             answer=answer,
             sources=draft.sources,
             placed=draft.placed,
-            num_tokens=_size(draft.prompt, turn.answerer) + _size(answer, turn.answerer),
+            num_tokens=_tokens_of(turn, draft.prompt, answer),
             interrupted=turn.finish_reason in ("abort", "error"),
             grounding=turn.grounding or (turn.continues.grounding if turn.continues else None),
             finish_reason=turn.finish_reason,
@@ -368,8 +368,22 @@ def _size(text: str, answerer: Answerer) -> int:
     return answerer.count_tokens(text) + MESSAGE_OVERHEAD_TOKENS
 
 
+def _tokens_of(turn: OpenTurn, prompt: str, answer: str) -> int:
+    """Size of a turn that has ended; 0, which has it measured when it is read next, where that might wait.
+
+    What broke the answer off may have been the end of the engine that counts, and the turn is stored before its error
+    is told.
+    """
+    if turn.finish_reason in ("abort", "error"):
+        return 0
+    try:
+        return _size(prompt, turn.answerer) + _size(answer, turn.answerer)
+    except (EngineError, RagstoneError):  # it ended just now; the answer is here, and is kept
+        return 0
+
+
 def _sized(turn: Turn, answerer: Answerer) -> Turn:
-    """The turn with its size; those that LangChain users added by themselves have not been measured."""
+    """The turn with its size; those that broke off or that LangChain users added have not been measured."""
     if turn.num_tokens:
         return turn
     return replace(turn, num_tokens=sum(_size(message.text, answerer) for message in _as_sent(turn)))

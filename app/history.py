@@ -50,7 +50,7 @@ class Turn:
     placed: tuple[int, ...] = ()
     """Numbers `n` of those sources whose text stands in this turn's prompt."""
     num_tokens: int = 0
-    """Tokens of prompt and answer."""
+    """Tokens of prompt and answer; 0: not measured."""
     interrupted: bool = False
     """Stopped by the user, broken by a fault, or cut off by the end of the process."""
     messages: tuple[BaseMessage, ...] = ()

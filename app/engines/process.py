@@ -1,7 +1,7 @@
 """The engine as a child process: started, watched, and started again when it ends by itself.
 
 It is `ragstone engine` on a Unix socket that only this user can open. What a kill -9 of it breaks off gets a typed
-error; requests that come while it starts again wait for it (`RemoteEngineClient`).
+error at once; requests that come while it starts again wait for it (`ChildEngineClient`).
 """
 
 import logging
@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+
 from app.child_process import die_with_parent
 from app.engines.backend import FIRST_START_S, POLL_S, RemoteBackend
 from app.engines.client import RequestTimes
@@ -22,7 +24,7 @@ from app.engines.remote import RemoteEngineClient
 from app.errors import StartupError
 from app.setting_values import as_text
 from app.settings import PREFIX, Settings
-from engine.errors import EngineError
+from engine.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,21 @@ STABLE_S = 60.0
 STOP_S = 10.0
 
 
+class ChildEngineClient(RemoteEngineClient):
+    """The client of the child. Its address is of no use to who reads an error; what has become of it is."""
+
+    @property
+    def _place(self) -> str:
+        return "the engine's process"
+
+    def _unreachable(self, error: Exception) -> EngineDeadError:
+        has_ended = isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+        return self._broken_off() if has_ended else super()._unreachable(error)
+
+    def _broken_off(self) -> EngineDeadError:
+        return EngineDeadError(f"{self._place} ended and is being started again; try again")
+
+
 class EngineProcess(RemoteBackend):
     """A child that runs the engine."""
 
@@ -45,7 +62,7 @@ class EngineProcess(RemoteBackend):
         self._folder = tempfile.TemporaryDirectory(prefix="ragstone-", dir="/tmp")  # nosec B108
         self._socket = Path(self._folder.name) / "engine.sock"
         super().__init__(
-            RemoteEngineClient(
+            ChildEngineClient(
                 "http://engine", socket=self._socket, model_name=model_name, starting_s=RESTART_WAIT_S, on_end=on_end
             )
         )

@@ -89,7 +89,7 @@ class RemoteEngineClient(HttpEngineClient):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        options = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+        options: dict[str, Any] = {"tools": tools, "add_generation_prompt": add_generation_prompt}
         return list(self._call("encode_chat", messages, **options))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -99,8 +99,11 @@ class RemoteEngineClient(HttpEngineClient):
         return list(self._call("token_texts", list(token_ids)))
 
     def pin_system_prompt(self, text: str) -> int:
-        """Keeps the system prompt's blocks in the prefix cache for good; answers the number of tokens kept."""
-        return int(self._call("pin_system_prompt", text))
+        """Keeps the system prompt's blocks in the prefix cache for good; answers the number of tokens kept.
+
+        Waits for no engine that is not there: it is called when one has just come up, by who would start the next.
+        """
+        return int(self._call("pin_system_prompt", text, waits=False))
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,13 +112,13 @@ class RemoteEngineClient(HttpEngineClient):
             response = self._sync.get("/v1/health/ready", timeout=CONNECT_S)
             if response.status_code == 200:
                 return "ready"
-            return f"the engine at {self.url}: {response.json().get('reason', response.status_code)}"
+            return f"{self._place}: {response.json().get('reason', response.status_code)}"
         except (httpx.HTTPError, ValueError) as error:
             return str(self._unreachable(error))
 
     def stats(self) -> EngineStats:
-        """What the engine counts. Raises EngineDeadError."""
-        return read_stats(self._get("/engine/stats"))
+        """What the engine counts. Raises EngineDeadError, at once: who watches the engine asks for them."""
+        return read_stats(self._get("/engine/stats", waits=False))
 
     # ── the border ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,24 +129,29 @@ class RemoteEngineClient(HttpEngineClient):
     def _refusal(self, response: httpx.Response) -> EngineError:
         return _refusal(response.status_code, response.content)
 
+    @property
+    def _place(self) -> str:
+        """The engine, for people to read."""
+        return f"the engine at {self.url}"
+
     def _unreachable(self, error: Exception) -> EngineDeadError:
-        return EngineDeadError(f"the engine at {self.url} does not answer ({type(error).__name__}); try again")
+        return EngineDeadError(f"{self._place} does not answer ({type(error).__name__}); try again")
 
     def _broken_off(self) -> EngineDeadError:
-        return EngineDeadError(f"the engine at {self.url} broke off in the middle of the answer")
+        return EngineDeadError(f"{self._place} broke off in the middle of the answer; try again")
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, waits: bool = True, **options: Any) -> Any:
         self._refuse_private()
         body = json.dumps({"method": method, "arguments": arguments, "options": options}, default=list).encode()
-        return self._answer(lambda: self._sync.post("/engine/call", content=body))["result"]
+        return self._answer(lambda: self._sync.post("/engine/call", content=body), waits=waits)["result"]
 
-    def _get(self, path: str) -> dict[str, Any]:
-        return self._answer(lambda: self._sync.get(path))
+    def _get(self, path: str, *, waits: bool = True) -> dict[str, Any]:
+        return self._answer(lambda: self._sync.get(path), waits=waits)
 
-    def _answer(self, ask: Callable[[], httpx.Response]) -> dict[str, Any]:
-        """The reply's object. Raises the engine's error, or EngineDeadError."""
+    def _answer(self, ask: Callable[[], httpx.Response], *, waits: bool) -> dict[str, Any]:
+        """The reply's object; with `waits` also of an engine that is starting. Raises its error, or EngineDeadError."""
         try:
-            response = self._patiently(ask)
+            response = self._patiently(ask) if waits else ask()
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         if response.status_code != 200:

@@ -1,7 +1,7 @@
 """The conversation chain: history around retrieval and answer, whatever happens in the middle."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from itertools import pairwise
 
 import pytest
@@ -19,7 +19,7 @@ from app.memory import MemoryRule
 from app.sqlite_history import SQLiteConversationStore
 from app.turn_lock import TurnLocks
 from app.turn_prompt import QUESTION_LEAD, PassageRule
-from engine.errors import PromptTooLongError, StepFailedError
+from engine.errors import EngineDeadError, PromptTooLongError, StepFailedError
 from tests.app.scripted import ScriptedEngineClient, passage, until
 
 SYSTEM = "You answer {briefly}."
@@ -284,6 +284,28 @@ async def test_a_broken_answer_is_kept_and_the_next_turn_goes_on(tmp_path):
     client.error = None
     await setup.chain.ainvoke({"input": "again"}, config())
     assert [message["role"] for message in client.requests[1]["messages"]] == ["system", "user"]
+
+
+class EngineThatEnds(ScriptedEngineClient):
+    """Nobody is there to count tokens once it has answered."""
+
+    def count_tokens(self, text):
+        if self.produced and not self.open:
+            raise EngineDeadError("gone")
+        return super().count_tokens(text)
+
+
+@pytest.mark.parametrize("error", [EngineDeadError("broken off"), None])
+async def test_an_answer_is_kept_where_its_engine_is_gone_by_then_and_the_next_turn_goes_on(tmp_path, error):
+    client = EngineThatEnds(["one", " two"], error=error, error_after=1)
+    setup = Setup(tmp_path, client)
+    with pytest.raises(EngineDeadError, match="broken off") if error else nullcontext():
+        await setup.chain.ainvoke({"input": "q"}, config())
+    assert [(turn.answer, turn.interrupted) for turn in setup.turns()] == [("one" if error else "one two", bool(error))]
+    client.error, client.produced = None, 0  # it is back
+    await setup.chain.ainvoke({"input": "again"}, config())
+    shown = [message["role"] for message in client.requests[1]["messages"]]
+    assert shown == (["system", "user"] if error else ["system", "user", "assistant", "user"])
 
 
 async def test_a_turn_that_broke_before_its_first_token_is_not_shown_to_the_model(tmp_path):

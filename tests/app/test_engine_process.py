@@ -153,6 +153,10 @@ def test_killed_process_is_told_of_and_started_again_and_nothing_is_lost(split: 
             if pid is not None and text.count('"answer"') > 3:
                 os.kill(pid, signal.SIGKILL)
                 pid = None
+        # The one that asked was told while nobody answered yet; who watches the engine does not wait for the next one.
+        assert backend.client.check_health() != "ready"
+        with pytest.raises(EngineDeadError, match=r"^the engine's process does not answer"):
+            backend.client.stats()
     for name, data in events(text):
         names.append(name)
         if name == "data":
@@ -160,6 +164,7 @@ def test_killed_process_is_told_of_and_started_again_and_nothing_is_lost(split: 
     assert names[-1] == "error"
     fault = json.loads(events(text)[-1][1])
     assert (fault["status_code"], fault["code"]) == (503, "engine_dead")
+    assert fault["message"] == "the engine's process ended and is being started again; try again"
     (turn,) = split.client.get("/api/v1/conversations/killed").json()["turns"]
     assert turn["answer"] == answer != ""
     assert turn["interrupted"] is True
@@ -168,6 +173,8 @@ def test_killed_process_is_told_of_and_started_again_and_nothing_is_lost(split: 
     reply = split.post("/v1/chat/completions", completion())
     assert reply.status_code == 200, reply.text
     assert reply.json()["usage"]["completion_tokens"] > 0
+    following = split.post("/chat/invoke", question("And then?", "killed", max_tokens=4))
+    assert following.status_code == 200, following.text
     wait_until(lambda: services.status() == ("ready", ""))
     assert backend.pid != pid
 
