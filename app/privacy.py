@@ -33,6 +33,11 @@ def is_private() -> bool:
     return _private.get()
 
 
+def begin(*, private: bool) -> None:
+    """What this task and those it starts are about from now on is a request of its own."""
+    _private.set(private)
+
+
 def note_private() -> None:
     """From now on, in this task and those it starts, the request is private."""
     _private.set(True)

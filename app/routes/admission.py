@@ -149,8 +149,7 @@ async def answer_now(app: ASGIApp, job: AnswerJob) -> Answer:
 
     set_principal(job.principal)
     set_degradation(NONE)
-    if job.is_private:
-        privacy.note_private()
+    privacy.begin(private=job.is_private)
     headers = {"content-type": "application/json", "x-priority": job.priority}
     scope: Scope = {
         "type": "http",

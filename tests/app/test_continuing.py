@@ -147,7 +147,7 @@ async def test_what_a_turn_asked_is_kept_however_often_it_goes_on(tmp_path):
 
 
 async def test_small_talk_that_was_cut_goes_on_unchecked(tmp_path):
-    made = setup(tmp_path, "You are", mode="strict")
+    made = setup(tmp_path, "You are", mode="mark")
     await made.chain.ainvoke({"input": "Thank you!"}, config())
     result = await go_on(made, " welcome.")
     assert (result["answer"], result["grounding"]["state"]) == (" welcome.", "unchecked")

@@ -79,6 +79,15 @@ window.ragstone = (() => {
       if (!document.activeElement || document.activeElement === document.body) find()?.focus({ preventScroll: true });
     }, pause_ms);
   };
+  // New content in place of old. What had the focus in it has it again: the control of the same name.
+  const nameOf = (element) => element.getAttribute('aria-label') || element.textContent.trim();
+  const replaceContent = (element, html) => {
+    const focused = element.contains(document.activeElement) ? document.activeElement : null;
+    element.innerHTML = html;
+    if (!focused) return;
+    const [name, same] = [nameOf(focused), element.querySelectorAll(focused.tagName)];
+    [...same].find((one) => nameOf(one) === name)?.focus({ preventScroll: true });
+  };
   // Run it, and say what went wrong if something did.
   const attempt = async (work) => {
     try {
@@ -186,5 +195,5 @@ window.ragstone = (() => {
     return () => { clearTimeout(timer); timer = setTimeout(work, pause_ms); };
   };
 
-  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, attempt, ask, menu, ready, after };
+  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, replaceContent, attempt, ask, menu, ready, after };
 })();

@@ -1,6 +1,6 @@
 // The documents' tab: the table, and adding files with progress.
 (() => {
-  const { on, byId, call, query, toast, attempt, ask, ready, after } = ragstone;
+  const { on, byId, call, query, toast, replaceContent, attempt, ask, ready, after } = ragstone;
   const JOB_EVERY_MS = 500;
   const CANCELLED = 'it was cancelled';
   let collection = '';
@@ -8,8 +8,8 @@
 
   const refresh = () => attempt(async () => {
     const found = await call('GET', `documents?${query({ collection, query: byId('document-search').value })}`);
-    byId('collections').innerHTML = found.collections;
-    byId('document-list').innerHTML = found.documents;
+    replaceContent(byId('collections'), found.collections);
+    replaceContent(byId('document-list'), found.documents);
     const chosen = byId('collections').querySelector('[aria-pressed=true]');
     byId('drop-target').textContent = collection ? chosen?.querySelector('span').textContent : 'My documents';
     document.querySelector('[data-act=delete-collection]').hidden = chosen?.dataset.deletable !== 'true';
