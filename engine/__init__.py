@@ -6,7 +6,7 @@ LangChain and no web framework, and imports where only torch, numpy, safetensors
 
 from engine.collector import paused_collector
 
-with paused_collector():
+with paused_collector(modules=True):
     from engine import errors
     from engine.async_engine import AsyncEngine
     from engine.chat_template import ChatTemplate
