@@ -24,7 +24,7 @@ LEAST_GAIN = 1.03
 STALE_STEPS = 96
 # What drafts may cost a request, in plain steps: before it has gained any, for each token that it has, and how much of
 # what earlier drafts have gained counts.
-FIRST_CREDIT = 0.25
+FIRST_CREDIT = 0.1
 CREDIT_PER_TOKEN = 0.04
 MOST_GAINED = 8.0
 # Assumed cost of one more row relative to a step of one row, until it has been measured.
