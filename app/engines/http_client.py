@@ -8,6 +8,7 @@ import contextlib
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ class Post:
     times: RequestTimes
 
 
-class HttpEngineClient:
+class HttpEngineClient(ABC):
     """The streams of an EngineClient at `url`, or, with `socket`, at that Unix socket.
 
     `starting_s`: how long a request waits for an engine that does not answer yet, as one that is being restarted.
@@ -98,21 +99,21 @@ class HttpEngineClient:
 
     # ── of each wire format ──────────────────────────────────────────────────────────────────────────────────────────
 
+    @abstractmethod
     def _written(self, request: EngineRequest) -> tuple[str, bytes, DeltaReader]:
         """Path, body and reader of a request."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _refusal(self, response: httpx.Response) -> EngineError:
         """The error of a reply, read to its end, that is no answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _unreachable(self, error: Exception) -> EngineError:
         """The error where nothing answers, or nothing more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _broken_off(self) -> EngineError:
         """The error of an answer that has no end."""
-        raise NotImplementedError
 
     # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,9 +136,9 @@ class HttpEngineClient:
         self._sync.close()
 
     @property
+    @abstractmethod
     def model_name(self) -> str:
         """The name by which the model is served."""
-        raise NotImplementedError
 
     def _refuse_private(self) -> None:
         """Raises PrivateRequestError where what is about to be sent must not be."""
