@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import AsyncEngine, EngineConfig, OutputDelta, SamplingParams, errors
+from engine.scheduler import StepPlan
 from tests.engine.conftest import make_tiny_engine
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
@@ -167,19 +168,19 @@ class TestFailingSteps:
     ) -> None:
         expected = (await engine.generate([2, 3, 4], PARAMS)).token_ids
         run = engine.engine.runner.run
-        calls = 0
+        failed = False
 
-        def fail_once(*args: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == 3:
+        def fail_once(plan: StepPlan, *args: object) -> object:
+            nonlocal failed
+            if len(plan.requests) == 2 and not failed:
+                failed = True
                 raise cause
-            return run(*args)  # type: ignore[arg-type]
+            return run(plan, *args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(engine.engine.runner, "run", fail_once)
-        # Two have seats; the other two wait, and are in no step when it fails.
+        # Two have seats, for long enough to meet in one step; the others wait, and are in no step that fails.
         outcomes = await asyncio.gather(
-            *(engine.generate([5 + number, 6, 7], PARAMS) for number in range(2)),
+            *(engine.generate([5 + number, 6, 7], LONG) for number in range(2)),
             *(engine.generate([2, 3, 4], PARAMS) for number in range(2)),
             return_exceptions=True,
         )
