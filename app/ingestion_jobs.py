@@ -38,12 +38,6 @@ _MANIFEST = "job.json"
 Embedded = Callable[[int, int], None]
 
 
-class Ingest(Protocol):
-    """Takes one file in: (path, name, collection, owner, embedded) -> what became of it."""
-
-    def __call__(self, path: Path, name: str, collection: str, owner: str, embedded: Embedded) -> IngestResult: ...
-
-
 class _CalledOffError(Exception):
     """Ends the taking in of a file whose job is called off."""
 
@@ -75,13 +69,17 @@ class JobFile:
 
 @dataclass
 class Job:
-    """Files to take into one collection of a user. `created_at` and `ended_at` are seconds since the epoch."""
+    """Files to take into one collection of a user. `created_at` and `ended_at` are seconds since the epoch.
+
+    `private`: see `KnowledgeBase.ingest_file`.
+    """
 
     job_id: str
     user: str
     collection: str
     files: list[JobFile]
     created_at: float
+    private: bool | None = None
     ended_at: float | None = None
     is_called_off: bool = False
     version: int = field(default=0, compare=False)
@@ -101,6 +99,12 @@ class Job:
     @property
     def is_finished(self) -> bool:
         return self.status in ("done", "failed", "cancelled")
+
+
+class Ingest(Protocol):
+    """Takes one file of a job in, and tells what became of it. `name` is what the client called it."""
+
+    def __call__(self, path: Path, name: str, job: Job, embedded: Embedded) -> IngestResult: ...
 
 
 class IngestionJobs:
@@ -143,9 +147,11 @@ class IngestionJobs:
         """Drops a folder whose job never came to be."""
         shutil.rmtree(folder, ignore_errors=True)
 
-    def add(self, folder: Path, user: str, collection: str, files: Sequence[JobFile]) -> Job:
+    def add(
+        self, folder: Path, user: str, collection: str, files: Sequence[JobFile], *, private: bool | None = None
+    ) -> Job:
         """Accepts a job; when this returns it is on the disk. A file that has failed already is only told of."""
-        job = Job(folder.name, user, collection, list(files), time.time())
+        job = Job(folder.name, user, collection, list(files), time.time(), private)
         self._save(job)
         with self._lock:
             self._jobs[job.job_id] = job
@@ -202,7 +208,7 @@ class IngestionJobs:
             job.version += 1
 
         try:
-            result = self._ingest(path, file.name, job.collection, job.user, embedded)
+            result = self._ingest(path, file.name, job, embedded)
         except _CalledOffError:
             file.status, file.progress = "cancelled", 0.0
         except Exception as error:

@@ -30,18 +30,19 @@ from app.errors import NotReadyError, UnknownCollectionError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
 from app.history_url import open_history
-from app.ingestion_jobs import Embedded, IngestionJobs
+from app.ingestion_jobs import Embedded, IngestionJobs, Job
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
 from app.open_turn import Choice, OpenTurn
 from app.principal import DEFAULT_USER, current_principal
 from app.privacy import is_private
+from app.private_documents import PRIVATE_DOCUMENTS, is_private_document
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
 from app.tracing import note_generation, stage
 from app.turn_lock import TurnLocks
 from app.turn_prompt import CountTokens
-from retrieval.records import Filter, IngestResult, Passage
+from retrieval.records import IngestResult, Passage
 
 if TYPE_CHECKING:
     from retrieval import KnowledgeBase
@@ -58,10 +59,6 @@ DEFAULT_COLLECTION = "default"
 RAG_MODEL = "ragstone-rag"
 # The name under which the rules choose the chat model that answers alone.
 AUTO_MODEL = "ragstone-auto"
-
-# Documents that say of themselves that they are private, as in the front matter of a Markdown file.
-PRIVATE_VALUES = ("true", "True", "yes", True)
-PRIVATE_DOCUMENTS = Filter(metadata={"private": PRIVATE_VALUES})
 
 # How long a client that came too early should wait before it asks again.
 RETRY_AFTER_S = 2
@@ -375,14 +372,9 @@ class Services:
         """Whether something private was said or found before, which the model would be shown again."""
         if any((turn.settings or {}).get("private") for turn in earlier):
             return True
-        marked = self.settings.private_collections
         found = {source["document_id"] for turn in earlier for source in turn.sources}
         documents = (self.knowledge_base.document(document_id, user) for document_id in found)
-        return any(
-            document.collection in marked or document.metadata.get("private") in PRIVATE_VALUES
-            for document in documents
-            if document is not None
-        )
+        return any(is_private_document(document, self.settings) for document in documents if document is not None)
 
     def _is_private(self, user: str, collections: Sequence[str] | None, *, searches: bool = True) -> bool:
         """Whether a request is private: it says so, or its search may find what is."""
@@ -408,8 +400,10 @@ class Services:
         for observer in self.observers:
             observer(model_name, times)
 
-    def _ingest(self, path: Path, name: str, collection: str, owner: str, embedded: Embedded) -> IngestResult:
-        return self.knowledge_base.ingest_file(path, name=name, collection=collection, owner=owner, embedded=embedded)
+    def _ingest(self, path: Path, name: str, job: Job, embedded: Embedded) -> IngestResult:
+        return self.knowledge_base.ingest_file(
+            path, name=name, collection=job.collection, owner=job.user, embedded=embedded, private=job.private
+        )
 
     def _surroundings(self, passage: Passage, max_tokens: int, count_tokens: CountTokens) -> str:
         return self.knowledge_base.surroundings(passage, max_tokens, count_tokens)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from retrieval.records import CollectionInfo, DocumentInfo, Filter
+from retrieval.records import PRIVATE_KEY, CollectionInfo, DocumentInfo, Filter
 from retrieval.surroundings import Part
 
 _CURRENT = "JOIN versions v ON v.document_id = d.id AND v.superseded_at IS NULL"
@@ -50,6 +50,7 @@ class StoredVersion:
     revision: int
     num_chunks: int
     num_pages: int
+    is_marked_private: bool
 
 
 class CatalogReader:
@@ -161,11 +162,14 @@ class CatalogReader:
         """The current version of the document with this identity."""
         row = self._db.execute(
             "SELECT d.uid, v.content_hash, v.revision, (SELECT count(*) FROM chunks WHERE version_id = v.id), "
-            f"v.num_pages FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
+            f"v.num_pages, v.metadata FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
             "WHERE c.owner = ? AND c.name = ? AND d.source = ?",
             (owner, collection, source),
         ).fetchone()
-        return None if row is None else StoredVersion(*row)
+        if row is None:
+            return None
+        fields = (*row[:-1], json.loads(row[-1]).get(PRIVATE_KEY) is True)
+        return StoredVersion(*fields)
 
     def document_ids(self, uids: Iterable[str]) -> list[int]:
         """Internal ids of documents; unknown ones are left out."""

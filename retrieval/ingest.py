@@ -19,7 +19,7 @@ from retrieval.chunking import REVISION, chunk_document, indexed_text
 from retrieval.embeddings import PassageEmbedder
 from retrieval.errors import EmptyDocumentError, InvalidArgumentError, LoadError, StoreBusyError, StoreFullError
 from retrieval.loaders import MAX_FILE_BYTES, load
-from retrieval.records import IngestResult
+from retrieval.records import PRIVATE_KEY, IngestResult
 
 # Texts embedded between two commits: what a broken-off ingest loses at most.
 EMBED_BATCH = 128
@@ -38,6 +38,17 @@ class FoundFile:
     path: Path
     source: str
     refused: str | None = None
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Where a file goes, and how: see `Ingestor.ingest`."""
+
+    collection: str
+    owner: str
+    embedded: Embedded | None
+    private: bool | None
+    again: bool = False
 
 
 def find_files(paths: Iterable[Path], relative_to: Path | None = None) -> Iterator[FoundFile]:
@@ -103,18 +114,26 @@ class Ingestor:
         self._embedder = embedder
 
     def ingest(
-        self, path: Path, source: str, *, collection: str, owner: str, embedded: Embedded | None = None
+        self,
+        path: Path,
+        source: str,
+        *,
+        collection: str,
+        owner: str,
+        embedded: Embedded | None = None,
+        private: bool | None = None,
     ) -> IngestResult:
         """Takes one file in. What is wrong with the file, or a full disk, comes back as a failed result.
 
-        `embedded` is called with the number of texts embedded so far and in all, after each batch.
+        `embedded` is called with the number of texts embedded so far and in all, after each batch. `private` marks the
+        document (under PRIVATE_KEY in its metadata) or takes the mark away; None leaves it as it is.
         """
         shown = os.fsencode(path).decode("utf-8", "replace")
 
         def read() -> tuple[str, bytes]:
             return source.rpartition("/")[2], _read(path)
 
-        return self._reported(shown, read, source, collection, owner, embedded)
+        return self._reported(shown, read, source, _Order(collection, owner, embedded, private))
 
     def ingest_bytes(
         self,
@@ -131,21 +150,13 @@ class Ingestor:
 
         With `again` it is read anew also where nothing has changed.
         """
-        return self._reported(source, lambda: (name, data), source, collection, owner, embedded, again)
+        order = _Order(collection, owner, embedded, None, again)
+        return self._reported(source, lambda: (name, data), source, order)
 
-    def _reported(
-        self,
-        shown: str,
-        read: Callable[[], tuple[str, bytes]],
-        source: str,
-        collection: str,
-        owner: str,
-        embedded: Embedded | None,
-        again: bool = False,
-    ) -> IngestResult:
+    def _reported(self, shown: str, read: Callable[[], tuple[str, bytes]], source: str, order: _Order) -> IngestResult:
         try:
             name, data = read()
-            result = self._ingest(name, data, shown, source, collection, owner, embedded, again)
+            result = self._ingest(name, data, shown, source, order)
         except (LoadError, StoreFullError, StoreBusyError) as error:
             result = IngestResult(shown, "failed", None, 0, 0, str(error))
         except OSError as error:
@@ -153,22 +164,14 @@ class Ingestor:
         _log.info("ingest: status=%s chunks=%d pages=%d", result.status, result.num_chunks, result.num_pages)
         return result
 
-    def _ingest(
-        self,
-        name: str,
-        data: bytes,
-        shown: str,
-        source: str,
-        collection: str,
-        owner: str,
-        embedded: Embedded | None,
-        again: bool,
-    ) -> IngestResult:
+    def _ingest(self, name: str, data: bytes, shown: str, source: str, order: _Order) -> IngestResult:
         content_hash = hashlib.sha256(data).hexdigest()
         with self._catalog.reading() as reader:
-            stored = reader.stored_version(owner, collection, source)
+            stored = reader.stored_version(order.owner, order.collection, source)
+        was_private = stored is not None and stored.is_marked_private
+        private = was_private if order.private is None else order.private
         is_known = stored is not None and (stored.content_hash, stored.revision) == (content_hash, REVISION)
-        if stored is not None and is_known and not again:
+        if stored is not None and is_known and private == was_private and not order.again:
             self._keep_original(content_hash, data)
             return IngestResult(shown, "unchanged", stored.document_id, stored.num_chunks, stored.num_pages, None)
         document = load(name, data)
@@ -185,10 +188,10 @@ class Ingestor:
             num_pages=document.num_pages,
             chunks=chunks,
             digests=[text_digest(text) for text in texts],
-            metadata=document.metadata,
+            metadata={**document.metadata, PRIVATE_KEY: True} if private else document.metadata,
         )
         with self._catalog.originals.adding(content_hash, data) as keep:
-            ids = self.put(owner, collection, [new], texts, embedded, keep)
+            ids = self.put(order.owner, order.collection, [new], texts, order.embedded, keep)
         return IngestResult(
             shown, "added" if stored is None else "updated", ids[0], len(chunks), new.num_pages, document.notice
         )

@@ -153,12 +153,13 @@ class KnowledgeBase:
         collection: str = "default",
         owner: str = "local",
         embedded: Embedded | None = None,
+        private: bool | None = None,
     ) -> IngestResult:
         """Takes one file in; it can be searched when this returns.
 
         `name` is an uploaded file's own name: shown, and with the collection the document's identity; only its last
-        part is used. Without it the file's absolute path is the identity. `embedded` is called as for
-        `Ingestor.ingest`. The same bytes again change nothing, other
+        part is used. Without it the file's absolute path is the identity. `embedded` and `private` are as for
+        `Ingestor.ingest`. The same bytes again change nothing but that mark, other
         bytes under the same identity replace the document. What is wrong with the file is told in the result.
         """
         path = Path(path)
@@ -170,7 +171,9 @@ class KnowledgeBase:
                 source = display_name(name)
             except InvalidArgumentError as error:
                 return IngestResult(str(path), "failed", None, 0, 0, str(error))
-        result = self.ingestor.ingest(path, source, collection=collection, owner=owner, embedded=embedded)
+        result = self.ingestor.ingest(
+            path, source, collection=collection, owner=owner, embedded=embedded, private=private
+        )
         if result.status in ("added", "updated"):
             self.snapshots.refresh()
         return result

@@ -8,6 +8,9 @@ from typing import Any, Literal
 Visibility = Literal["private", "shared"]
 Scalar = str | int | float | bool | None
 
+# In a document's metadata: the text that its file says of itself, or True where whoever put it in has marked it.
+PRIVATE_KEY = "private"
+
 
 @dataclass(frozen=True)
 class Passage:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from app.engines.entries import ModelEntry, RouteRule, faults_of, is_here
+from app.engines.entries import ModelEntry, RouteRule, faults_of
 from app.errors import SettingsError
+from app.private_documents import readers_elsewhere
 from app.settings import Settings
 
 
@@ -81,8 +82,6 @@ def _private_faults(table: ModelTable, settings: Settings) -> list[str]:
     faults = []
     if not any(entry.takes_private for entry in table.entries.values() if "answer" in entry.uses):
         faults.append("private_collections: no model of this machine could answer from them: add one to `models`")
-    for name in ("embedding_url", "reranker_url"):
-        url = getattr(settings, name)
-        if url is not None and not is_here(url):
-            faults.append(f"private_collections: {name} would be sent their text, and is not on this machine")
+    for name in readers_elsewhere(settings):
+        faults.append(f"private_collections: {name} would be sent their text, and is not on this machine")
     return faults

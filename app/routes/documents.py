@@ -15,10 +15,12 @@ from pydantic import BaseModel, ConfigDict
 
 from app.errors import NotFoundError, RequestError
 from app.ingestion_jobs import JobFile
+from app.private_documents import is_private_document, require_documents_stay
 from app.routes.access import CurrentUser
 from app.routes.document_content import DocumentId, find_document
 from app.routes.uploads import Upload, read_form, upload_folder
 from app.services import DEFAULT_COLLECTION, Services
+from retrieval.records import DocumentInfo
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,12 @@ UPLOAD_FORM = {
                     "properties": {
                         "files": {"type": "array", "items": {"type": "string", "format": "binary"}},
                         "collection": {"type": "string", "default": DEFAULT_COLLECTION},
+                        "private": {
+                            "type": "string",
+                            "enum": ["true", "false"],
+                            "description": "Whether their text is shown to models of this machine only. Without it, "
+                            "what was said of a document when it was last put in, and what its file says, stays.",
+                        },
                     },
                 }
             }
@@ -85,11 +93,12 @@ class UploadResults(BaseModel):
 
 @dataclass(frozen=True)
 class _Given:
-    """An upload: the files, the collection that they go into, and whether that one is made for them."""
+    """An upload: the files, the collection that they go into, whether that one is made for them, `private` or not."""
 
     files: Sequence[Upload]
     collection: str
     is_new_collection: bool
+    private: bool | None
 
 
 DOCUMENT_EXAMPLE: dict[str, Any] = {
@@ -102,11 +111,16 @@ DOCUMENT_EXAMPLE: dict[str, Any] = {
     "size_bytes": 190,
     "added_at": "2026-11-30T12:00:00Z",
     "status": "ready",
+    "is_private": False,
 }
 
 
 class DocumentEntry(BaseModel):
-    """One document of the knowledge base; `num_pages` is 0 where there are no pages."""
+    """One document of the knowledge base; `num_pages` is 0 where there are no pages.
+
+    `is_private`: its text is shown to models of this machine only, by what was said when it was put in, by its file's
+    front matter, or by its collection.
+    """
 
     model_config = ConfigDict(json_schema_extra={"examples": [DOCUMENT_EXAMPLE]})
 
@@ -119,6 +133,7 @@ class DocumentEntry(BaseModel):
     size_bytes: int
     added_at: datetime
     status: str
+    is_private: bool
 
 
 class DocumentDetail(DocumentEntry):
@@ -169,7 +184,7 @@ def create_router(services: Services) -> APIRouter:
             given = await _read(request, folder, user)
             refusals = await asyncio.to_thread(_refusals, given.files)
             results = [
-                await _ingest(services, file, given.collection, user) if reason is None else _failed(file, reason)
+                await _ingest(services, file, given, user) if reason is None else _failed(file, reason)
                 for file, reason in zip(given.files, refusals, strict=True)
             ]
             return UploadResults(
@@ -185,7 +200,9 @@ def create_router(services: Services) -> APIRouter:
                 JobFile(file.name, file.path.name, "queued" if reason is None else "failed", reason=reason)
                 for file, reason in zip(given.files, refusals, strict=True)
             ]
-            job = await asyncio.to_thread(services.jobs.add, folder, user, given.collection, entries)
+            job = await asyncio.to_thread(
+                services.jobs.add, folder, user, given.collection, entries, private=given.private
+            )
         except BaseException:
             services.jobs.discard(folder)
             raise
@@ -201,14 +218,23 @@ def create_router(services: Services) -> APIRouter:
             raise RequestError("there is no file in the field `files`", field="files")
         collection = form.fields.get("collection", "").strip() or DEFAULT_COLLECTION
         services.knowledge_base.check_collection(collection)
+        private = _flag("private", form.fields.get("private", ""))
+        if private:
+            require_documents_stay(services.settings)
         is_there = await asyncio.to_thread(services.knowledge_base.has_collection, collection, owner=user)
-        return _Given(form.files, collection, not is_there and collection != DEFAULT_COLLECTION)
+        return _Given(form.files, collection, not is_there and collection != DEFAULT_COLLECTION, private)
+
+    def entry_of(document: DocumentInfo) -> DocumentEntry:
+        return DocumentEntry(
+            **{name: getattr(document, name) for name in DocumentEntry.model_fields if name != "is_private"},
+            is_private=is_private_document(document, services.settings),
+        )
 
     @router.get("", response_model=DocumentList)
     async def list_documents(user: CurrentUser, collection: str | None = None) -> dict[str, Any]:
         """All documents, or those of one collection."""
         found = await asyncio.to_thread(services.knowledge_base.documents, collection, user)
-        return {"documents": [DocumentEntry.model_validate(entry, from_attributes=True) for entry in found]}
+        return {"documents": [entry_of(document) for document in found]}
 
     @router.get("/{document_id}", response_model=DocumentDetail)
     async def read_document(user: CurrentUser, document_id: DocumentId) -> DocumentDetail:
@@ -216,7 +242,7 @@ def create_router(services: Services) -> APIRouter:
         document = await find_document(services, user, document_id)
         knowledge_base = services.knowledge_base
         return DocumentDetail(
-            **DocumentEntry.model_validate(document, from_attributes=True).model_dump(),
+            **entry_of(document).model_dump(),
             content_hash=document.content_hash,
             version=document.version,
             metadata=dict(document.metadata),
@@ -251,13 +277,25 @@ def _refusals(files: Sequence[Upload]) -> list[str | None]:
     return reasons
 
 
+def _flag(name: str, given: str) -> bool | None:
+    """A field of a form that is true or false; None where it is left out or empty."""
+    if given.strip().lower() not in ("", "true", "false"):
+        raise RequestError(f"{name!r} is {given[:40]!r}: give true or false, or leave it out", field=name)
+    return given.strip().lower() == "true" if given.strip() else None
+
+
 def _failed(file: Upload, reason: str) -> UploadResult:
     return UploadResult(name=file.name, status="failed", reason=reason)
 
 
-async def _ingest(services: Services, file: Upload, collection: str, user: str) -> UploadResult:
+async def _ingest(services: Services, file: Upload, given: _Given, user: str) -> UploadResult:
     result = await asyncio.to_thread(
-        services.knowledge_base.ingest_file, file.path, name=file.name, collection=collection, owner=user
+        services.knowledge_base.ingest_file,
+        file.path,
+        name=file.name,
+        collection=given.collection,
+        owner=user,
+        private=given.private,
     )
     logger.info("document %s: %s, %d chunks", result.document_id, result.status, result.num_chunks)
     return UploadResult(

@@ -78,13 +78,13 @@ class Taking:
         self.go_on = threading.Event()
         self.begun = threading.Event()
 
-    def __call__(self, path, name, collection, owner, embedded):
+    def __call__(self, path, name, job, embedded):
         self.begun.set()
         embedded(1, 2)
         self.go_on.wait(30)
         if name == "broken":
             raise RuntimeError("a secret")
-        self.taken.append((name, path.read_text(), collection, owner))
+        self.taken.append((name, path.read_text(), job.collection, job.user, job.private))
         return IngestResult(str(path), "added", "id", 1, 0, None)
 
 
@@ -98,7 +98,7 @@ def put(jobs, *names):
     folder = jobs.new_folder()
     for name in names:
         (folder / name).write_text(f"text of {name}")
-    return jobs.add(folder, "local", "c", [JobFile(name, name) for name in names])
+    return jobs.add(folder, "local", "c", [JobFile(name, name) for name in names], private=True)
 
 
 def test_what_has_not_begun_can_be_called_off(tmp_path):
@@ -116,7 +116,7 @@ def test_what_has_not_begun_can_be_called_off(tmp_path):
 def test_the_file_at_hand_is_left_at_its_next_batch_when_its_job_is_called_off(tmp_path):
     begun, go_on = threading.Event(), threading.Event()
 
-    def take(path, name, collection, owner, embedded):
+    def take(path, name, job, embedded):
         if name == "long":
             embedded(1, 3)
             begun.set()
@@ -147,7 +147,7 @@ def test_an_accepted_job_is_done_by_the_next_process_where_this_one_ends(tmp_pat
     taking.go_on.set()
     second = jobs_over(tmp_path, taking)
     wait_until(lambda: second.get("local", job.job_id).is_finished)
-    assert taking.taken == [("a", "text of a", "c", "local"), ("b", "text of b", "c", "local")]
+    assert taking.taken == [("a", "text of a", "c", "local", True), ("b", "text of b", "c", "local", True)]
     assert not (tmp_path / ("0" * 32)).exists()
     second.close()
     stuck.go_on.set()
