@@ -405,7 +405,7 @@ def _take(part: AnswerPart, turn: Turn) -> None:
     if part.grounding is not None:
         turn.grounding = part.grounding
     if part.statistics is not None:
-        turn.statistics = part.statistics
+        turn.statistics, turn.model = part.statistics, part.model
     turn.finish_reason = part.finish_reason or turn.finish_reason
     if part.text:
         turn.answer += part.text

@@ -23,7 +23,7 @@ from ui.errors import (
     RequestRefusedError,
     UIError,
 )
-from ui.records import Collection, ConversationEntry, Document, Health, Section
+from ui.records import NUM_LISTED_CONVERSATIONS, Collection, ConversationEntry, Document, Health, Section
 from ui.sse import ServerSentEvent, SSEDecoder
 
 # Connecting and short calls; an answer or an ingest may take as long as it takes, the person can stop it.
@@ -46,6 +46,7 @@ class AnswerPart:
     grounding: Grounding | None = None
     finish_reason: str = ""
     statistics: Mapping[str, float] | None = None
+    model: str = ""
 
 
 class ApiClient:
@@ -135,7 +136,7 @@ class ApiClient:
 
     # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def conversations(self, query: str = "", limit: int = 200) -> list[ConversationEntry]:
+    async def conversations(self, query: str = "", limit: int = NUM_LISTED_CONVERSATIONS) -> list[ConversationEntry]:
         """The conversations whose title or text holds `query`, the one used last first."""
         parameters = {"limit": str(limit)} | ({"query": query} if query else {})
         body = await self._call("GET", "/api/v1/conversations", params=parameters)
@@ -330,7 +331,8 @@ def _answer_parts(event: ServerSentEvent) -> list[AnswerPart]:
         if chunk.get("grounding") is not None:
             parts.append(AnswerPart(grounding=Grounding.from_json(chunk["grounding"])))
         if chunk.get("statistics") is not None:
-            parts.append(AnswerPart(statistics=numbers(chunk["statistics"])))
+            statistics = chunk["statistics"]
+            parts.append(AnswerPart(statistics=numbers(statistics), model=str(statistics.get("model") or "")))
         if chunk.get("finish_reason"):
             parts.append(AnswerPart(finish_reason=str(chunk["finish_reason"])))
     return parts

@@ -130,7 +130,7 @@ class Turn:
     """A question with what there is of its answer. `sources` is None until the server has named them.
 
     `is_accepted`: the server has taken the question, so that it keeps (or will keep) this turn too. `position`: place
-    in the queue while it waits. `statistics`: what the engine did, under the API's names.
+    in the queue while it waits. `statistics`: what the engine did, under the API's names. `model`: which one answered.
     """
 
     question: str
@@ -143,6 +143,7 @@ class Turn:
     grounding: Grounding | None = None
     finish_reason: str = ""
     statistics: Mapping[str, float] = field(default_factory=dict)
+    model: str = ""
     feedback: Feedback | None = None
     position: int | None = None
 
@@ -175,6 +176,7 @@ class Turn:
             grounding=Grounding.from_json(value.get("grounding")),
             finish_reason=str(value.get("finish_reason") or ""),
             statistics=numbers(value.get("statistics")),
+            model=str((value.get("statistics") or {}).get("model") or ""),
             feedback=Feedback.from_json(value.get("feedback")),
         )
 

@@ -15,6 +15,7 @@ HANDBOOK_QUESTIONS = (
     "How does prefix caching save work?",
 )
 OWN_COLLECTION = "default"  # where uploads go, unless another is chosen
+_PRIVATE = f'<span class="private" title="Shown to models on this machine only">{icon("lock")}private</span>'
 
 
 def collection_label(name: str) -> str:
@@ -59,16 +60,16 @@ def welcome_html(documents: Sequence[Document]) -> str:
         )
     if any(document.collection == HANDBOOK for document in documents):
         questions: tuple[str, ...] = HANDBOOK_QUESTIONS
-        said = "A handbook on serving language models is there to try; " + add.format("add your own documents")
+        said = f"Try the sample handbook about serving language models, or {add.format('add your own documents')}."
     else:
         titles = dict.fromkeys(document.title for document in documents)
         questions = tuple(f"What does “{title}” say?" for title in titles)[: len(HANDBOOK_QUESTIONS)]
         number = "One document is" if len(documents) == 1 else f"{len(documents)} documents are"
-        said = f"{number} there to ask; " + add.format("add more")
+        said = f"{number} there to ask. {add.format('Add more')} at any time."
     buttons = "".join(
         f'<button type="button" data-act="example" dir="auto">{text_html(question)}</button>' for question in questions
     )
-    return f'<p>{said} at any time.</p><h3>Questions to try</h3><div class="examples">{buttons}</div>'
+    return f'<p>{said}</p><h3>Questions to try</h3><div class="examples">{buttons}</div>'
 
 
 def documents_html(documents: Sequence[Document], query: str = "") -> str:
@@ -80,7 +81,7 @@ def documents_html(documents: Sequence[Document], query: str = "") -> str:
             return f'<p class="empty">No document is called “{text_html(query)}”.</p>'
         return (
             f'<div class="empty big">{icon("document")}<strong>No documents here yet</strong>'
-            "<p>Drop files above. What you add is searched at once.</p></div>"
+            "<p>Add files above. What you add is searched at once.</p></div>"
         )
     rows = "".join(_row(document) for document in found[:NUM_LISTED_DOCUMENTS])
     more = len(found) - NUM_LISTED_DOCUMENTS
@@ -97,6 +98,7 @@ def documents_html(documents: Sequence[Document], query: str = "") -> str:
 def _row(document: Document) -> str:
     title, identity = text_html(document.title), text_html(document.document_id)
     source = text_html(document.source) if document.source != document.title else ""
+    private = _PRIVATE if document.is_private else ""
     status = "Ready" if document.status in ("ready", "added", "updated", "unchanged") else document.status.capitalize()
     cells = (
         ("Collection", "", f'<span dir="auto">{text_html(collection_label(document.collection))}</span>'),
@@ -109,7 +111,7 @@ def _row(document: Document) -> str:
     return (
         f'<tr data-document="{identity}" data-title="{title}"><th scope="row">'
         f'<button type="button" class="name" data-act="open-document" dir="auto">{title}</button>'
-        f'<span class="source" dir="auto">{source}</span></th>'
+        f'<span class="source" dir="auto">{source}</span>{private}</th>'
         + "".join(f'<td class="{kind}" data-label="{label}">{value}</td>' for label, kind, value in cells)
         + '<td class="actions">'
         + icon_button("download", f"Download {title}", "download-document")

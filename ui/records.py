@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# As many are asked for at a time; the others are found by searching.
+NUM_LISTED_CONVERSATIONS = 200
+
 
 @dataclass(frozen=True)
 class Health:
@@ -42,7 +45,10 @@ class ConversationEntry:
 
 @dataclass(frozen=True)
 class Document:
-    """One document of the knowledge base, as the table shows it. `added_at` is ISO 8601."""
+    """One document of the knowledge base, as the table shows it. `added_at` is ISO 8601.
+
+    `is_private`: models on other machines are never shown its text.
+    """
 
     document_id: str
     title: str
@@ -53,6 +59,7 @@ class Document:
     size_bytes: int
     added_at: str = ""
     status: str = "ready"
+    is_private: bool = False
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Document":
@@ -67,6 +74,7 @@ class Document:
             size_bytes=int(value.get("size_bytes") or 0),
             added_at=str(value.get("added_at") or ""),
             status=str(value.get("status") or "ready"),
+            is_private=bool(value.get("is_private", False)),
         )
 
     @property

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from ui.icons import icon_button
 from ui.markdown import text_html
-from ui.records import ConversationEntry, Health
+from ui.records import NUM_LISTED_CONVERSATIONS, ConversationEntry, Health
 
 
 def conversations_html(entries: Sequence[ConversationEntry], query: str = "", now: datetime | None = None) -> str:
@@ -17,7 +17,9 @@ def conversations_html(entries: Sequence[ConversationEntry], query: str = "", no
     groups: dict[str, list[str]] = {}
     for entry in entries:
         groups.setdefault(_age(entry.updated_at, now), []).append(_entry_html(entry))
-    return "".join(f'<h3>{label}</h3><ul aria-label="{label}">{"".join(items)}</ul>' for label, items in groups.items())
+    lists = (f'<h3>{label}</h3><ul aria-label="{label}">{"".join(items)}</ul>' for label, items in groups.items())
+    is_cut = len(entries) >= NUM_LISTED_CONVERSATIONS
+    return "".join(lists) + ('<p class="empty">Search to find older ones.</p>' if is_cut else "")
 
 
 def _entry_html(entry: ConversationEntry) -> str:

@@ -130,7 +130,8 @@ def _tools_html(turn: Turn, index: int, is_last: bool) -> str:
     if turn.can_continue and is_last:
         buttons.append(f'<button type="button" class="pill" data-act="continue">{icon("go_on")}Continue</button>')
     if turn.answer:
-        buttons.append(icon_button("copy", "Copy answer", "copy"))
+        # As it was written: of what is drawn, lists and tables would lose their form.
+        buttons.append(icon_button("copy", "Copy answer", "copy", f'data-text="{text_html(turn.answer.strip())}"'))
     if is_last:
         buttons.append(icon_button("retry", "Retry", "retry"))
     if turn.answer and turn.is_accepted:
@@ -227,7 +228,7 @@ def _facts(turn: Turn) -> list[tuple[str, str]]:
     def number(name: str) -> int | None:
         return int(given[name]) if name in given else None
 
-    facts = []
+    facts = [("Model", text_html(turn.model))] if turn.model else []
     if "time_to_first_token_s" in given:
         facts.append(("First token after", _seconds(given["time_to_first_token_s"])))
     if "tokens_per_s" in given:

@@ -120,9 +120,12 @@ def servers(
 
 
 @contextmanager
-def serving(folder: Path, **environment: str) -> Iterator[Servers]:
-    """`ragstone serve` with the data folder `data` in `folder`, from when API and page answer."""
-    port, ui_port = free_port(), free_port()
+def serving(folder: Path, ports: tuple[int, int] | None = None, **environment: str) -> Iterator[Servers]:
+    """`ragstone serve` with the data folder `data` in `folder`, from when API and page answer.
+
+    `ports` are those of the API and of the page; free ones where none are given.
+    """
+    port, ui_port = ports or (free_port(), free_port())
     api, ui = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ui_port}"
     command = ["app", "serve", "--port", str(port), "--ui-port", str(ui_port), "--data", str(folder / "data")]
     with running(command, folder / "serve.log", f"{api}/v1/health/ready", **environment):

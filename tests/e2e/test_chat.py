@@ -1,6 +1,7 @@
 """The chat in a real browser with the real server, model and handbook: what a person does, and what must not happen."""
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -28,7 +29,16 @@ async def turns_on_server(servers: Servers, chat: ChatPage) -> list[tuple[str, b
     session_id = await chat.page.evaluate("ragstone.conversation()[0]")
     async with httpx.AsyncClient(base_url=servers.api, trust_env=False) as client:
         reply = await client.get(f"/api/v1/conversations/{session_id}")
-    return [(turn["question"], turn["interrupted"]) for turn in reply.json()["turns"]]
+    turns = reply.json()["turns"] if reply.status_code == 200 else []
+    return [(turn["question"], turn["interrupted"]) for turn in turns]
+
+
+async def until_written_down(servers: Servers, chat: ChatPage) -> None:
+    """Wait until the server keeps the turn of this tab that was stopped."""
+    deadline = time.monotonic() + 60
+    while [is_interrupted for _, is_interrupted in await turns_on_server(servers, chat)] != [True]:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
 
 
 async def test_answer_cites_the_sentence_it_quotes_and_leads_to_it_in_the_document(chat: ChatPage) -> None:
@@ -92,6 +102,7 @@ async def take_screenshots(chat: ChatPage) -> None:
 
 
 async def test_example_question_is_asked_by_pressing_it(chat: ChatPage) -> None:
+    await expect(chat.page.locator("[data-act=example]")).to_have_count(3)
     # Not by its name alone: an earlier conversation in the list may have this question for a title.
     await chat.page.locator("[data-act=example]", has_text="What does TTFT measure?").click()
     await expect(chat.questions.last).to_contain_text("What does TTFT measure?")
@@ -116,15 +127,31 @@ async def test_answer_streams_is_stopped_continued_and_asked_again(free_chat: Ch
     assert "(stopped)" in await chat.answered()
     part = (await chat.answers.last.locator(".text").inner_text()).strip()
     assert part
+    assert await chat.page.evaluate("window.paints.size") >= 2
+    await until_written_down(servers, chat)
+    await chat.page.reload()
+    await chat.wait_for_answer_text("(stopped)")
+    assert (await chat.answers.last.locator(".text").inner_text()).strip() == part
     await chat.press("Continue")
     longer = re.compile(rf"^\s*{re.escape(part)}.{{20}}", re.DOTALL)
     await expect(chat.answers.last.locator(".text")).to_have_text(longer, use_inner_text=True, timeout=PATIENCE_MS)
-    assert await chat.page.evaluate("window.paints.size") >= 3
     await chat.cut_short()
     await chat.retry.click()
     await expect(chat.stop).to_be_visible()
     await chat.cut_short()
     assert [kept for kept, _ in await turns_on_server(servers, chat)] == [question]
+
+
+async def test_answer_that_was_cut_by_its_longest_length_goes_on(context: BrowserContext, servers: Servers) -> None:
+    chat = await ChatPage.open(context, servers.ui, settings='{"retrieval": false, "max_tokens": 8}')
+    await chat.ask("Tell a long story about a lighthouse.")
+    assert "The answer was cut at the longest length allowed." in await chat.answered()
+    part = (await chat.answers.last.locator(".text").inner_text()).strip()
+    await chat.press("Continue")
+    longer = re.compile(rf"^\s*{re.escape(part)}.{{8}}", re.DOTALL)
+    await expect(chat.answers.last.locator(".text")).to_have_text(longer, use_inner_text=True, timeout=PATIENCE_MS)
+    await chat.answered()
+    assert len(await turns_on_server(servers, chat)) == 1
 
 
 async def test_conversation_goes_on_after_a_reload_and_ends_with_a_new_one(chat: ChatPage, servers: Servers) -> None:
@@ -184,6 +211,11 @@ async def test_new_user_adds_a_pdf_asks_opens_the_page_renames_and_exports(chat:
     exported = await asyncio.to_thread(path.read_text, encoding="utf-8")
     assert "312 steps" in exported
     assert "Leuchtturm" in exported
+    async with chat.page.expect_download() as download:
+        await chat.choose("Skerry 日本語", "Export as JSON")
+    path = Path(await (await download.value).path())
+    turns = json.loads(await asyncio.to_thread(path.read_text, encoding="utf-8"))["turns"]
+    assert ["lighthouse" in turns[0]["question"], "Leuchtturm" in turns[1]["question"]] == [True, True]
     await chat.choose("Skerry 日本語", "Delete")
     await expect(chat.conversations.get_by_text("Skerry 日本語")).to_have_count(0)
     await chat.press("Undo")
@@ -307,9 +339,10 @@ async def occupied_engine(servers: Servers, count: int) -> AsyncIterator[None]:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@pytest.mark.parametrize("way", ["closed tab", "stop"])
 @pytest.mark.parametrize("phase", ["queued", "prefilling", "streaming"])
-async def test_closing_the_tab_frees_the_engine_within_a_second(
-    context: BrowserContext, servers: Servers, phase: str
+async def test_closing_the_tab_or_stopping_frees_the_engine_within_a_second(
+    context: BrowserContext, servers: Servers, phase: str, way: str
 ) -> None:
     num_others = 2 if phase == "queued" else 0
     # More than a thousand tokens of prompt, which take seconds to prefill on a CPU.
@@ -328,9 +361,9 @@ async def test_closing_the_tab_frees_the_engine_within_a_second(
                     await expect(chat.answers.last.locator(".text")).not_to_be_empty(timeout=PATIENCE_MS)
                 else:
                     await expect(chat.answers.last.locator(".text")).to_have_count(0)
-                closed_at = time.monotonic()
-                await chat.page.close()
+                left_at = time.monotonic()
+                await (chat.page.close() if way == "closed tab" else chat.stop.click())
                 await until_engine(client, num_others, 0)
-                return time.monotonic() - closed_at
+                return time.monotonic() - left_at
 
         await within(FREED_WITHIN_S, seconds_until_free)

@@ -11,6 +11,8 @@ from tests.ui.fake_api import FakeApi, Script
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
+MOST_REPAINTS_A_SECOND = 20
+
 
 async def test_fifty_turns_cost_no_more_each_than_ten_and_older_ones_load_when_scrolled_to(
     context: BrowserContext, script: FakeApi, scripted_ui: str
@@ -48,18 +50,25 @@ async def test_fifty_turns_cost_no_more_each_than_ten_and_older_ones_load_when_s
         # Repaints while an answer comes are more or fewer, by chance.
         assert median(cost[40:]) < 1.3 * median(cost[12:22]), cost
 
-    script.script = Script(pieces=["word "] * 60, pause_s=0.01)
+    script.script = Script(pieces=["word "] * 200, pause_s=0.01)
     await chat.ask("one more")
     await chat.wait_for_answer_text("word word")
     await chat.page.evaluate(
         """() => {
           window.redrawn = 0;
+          window.paints = new Map();
+          new MutationObserver(() => {
+            const { length } = document.querySelector('#live .text').textContent;
+            if (!window.paints.has(length)) window.paints.set(length, performance.now());
+          }).observe(document.getElementById('live'), { childList: true, subtree: true, characterData: true });
           new MutationObserver((changes) => { window.redrawn += changes.length })
             .observe(document.getElementById('earlier'), { childList: true, subtree: true, characterData: true });
         }"""
     )
     await chat.answered()
     assert await chat.page.evaluate("window.redrawn") == 0
+    painted_at = await chat.page.evaluate("[...window.paints.values()]")
+    assert 5 <= len(painted_at) <= MOST_REPAINTS_A_SECOND * (painted_at[-1] - painted_at[0]) / 1000 + 2
 
     await expect(chat.questions).to_have_count(11)
     transcript = chat.page.locator("#transcript")
@@ -68,6 +77,9 @@ async def test_fifty_turns_cost_no_more_each_than_ten_and_older_ones_load_when_s
         await chat.page.mouse.wheel(0, -100_000)
         await expect(chat.questions).to_have_count(shown)
     await expect(chat.page.get_by_role("button", name="Earlier turns")).to_have_count(0)
+    await chat.press("To the end of the answer")
+    await expect(chat.answers.last).to_be_in_viewport()
+    await expect(chat.page.get_by_role("button", name="To the end of the answer")).to_be_hidden()
     texts = await chat.questions.locator(".bubble").all_inner_texts()
     assert texts == [*(f"question {index}." for index in range(50)), "one more"]
     await chat.questions.nth(3).hover()

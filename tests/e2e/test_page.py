@@ -34,7 +34,16 @@ GROUNDING = {
     ],
     "left_out": [],
 }
-STATISTICS = {"time_to_first_token_s": 0.2, "tokens_per_s": 84.0, "num_prompt_tokens": 812, "num_turns_left_out": 2}
+STATISTICS = {
+    "model": "tiny",
+    "time_to_first_token_s": 0.2,
+    "tokens_per_s": 84.0,
+    "num_prompt_tokens": 812,
+    "num_turns_left_out": 2,
+}
+SCHEME = "getComputedStyle(document.body).colorScheme"
+# What is shown over the mark of a sentence that no source supports.
+EXPLAINED = "mark => getComputedStyle(mark, '::after').content"
 AXE = Path(AXE_FILE_PATH).read_text(encoding="utf-8")
 
 
@@ -86,6 +95,12 @@ async def test_conversations_are_listed_searched_renamed_exported_and_deleted_wi
     async with chat.page.expect_download() as download:
         await chat.choose("Stairs <b>", "Export as Markdown")
     assert (await download.value).suggested_filename == "conversation.md"
+    async with chat.page.expect_download() as download:
+        await chat.choose("Stairs <b>", "Export as JSON")
+    assert (await download.value).suggested_filename == "conversation.json"
+    await chat.press("Menu of Stairs <b>")
+    assert await violations(chat.page) == []
+    await chat.page.keyboard.press("Escape")
 
     await chat.choose("Stairs <b>", "Delete")
     await expect(entries).to_have_count(1)
@@ -110,6 +125,9 @@ async def test_earlier_question_is_edited_and_later_turns_go_after_a_confirmatio
     await chat.page.get_by_label("Edited question").fill("another second")
     await chat.page.keyboard.press("Enter")
     await expect(chat.dialog).to_contain_text("This drops the turn after it.")
+    await chat.dialog.get_by_role("button", name="Cancel").click()
+    await expect(chat.questions).to_have_count(3)
+    await chat.page.get_by_role("button", name="Ask", exact=True).click()
     await chat.dialog.get_by_role("button", name="Ask again").click()
     await expect(chat.questions).to_have_count(2)
     await chat.answered()
@@ -163,16 +181,24 @@ async def test_citation_opens_its_source_and_the_document_at_its_page(
     )
     await chat.ask("What is it?")
     await chat.answered()
+    await chat.page.context.grant_permissions(["clipboard-read"])
+    await chat.press("Copy answer")
+    await expect(chat.page.get_by_text("Copied")).to_be_visible()
+    assert await chat.page.evaluate("navigator.clipboard.readText()") == "It is a time [1]. It is 42 ms [?]."
     await chat.page.get_by_role("link", name="Source 1: Report").click()
     card = chat.sources.first
     assert "".join(await card.locator("mark").all_inner_texts()) == QUOTE
     await expect(card.locator("mark.word")).to_have_text("time")
     await expect(card.locator("summary")).to_have_attribute("title", "Match 0.90 of 1")
     unsupported = chat.page.get_by_role("button", name="Not supported.")
-    await expect(unsupported).to_have_attribute("data-explanation", re.compile("A number in it"))
+    explanation = "A number in it does not stand in the sources."
+    assert await unsupported.evaluate(EXPLAINED) == "none"
+    await unsupported.click()
+    assert await unsupported.evaluate(EXPLAINED) == f'"{explanation}"'
     await expect(chat.page.get_by_text("no longer reads its 2 oldest turns")).to_be_visible()
     await chat.page.get_by_text("What the engine did").click()
     await expect(chat.page.get_by_text("84 tokens/s")).to_be_visible()
+    await expect(chat.page.get_by_text("tiny", exact=True)).to_be_visible()
     assert await violations(chat.page) == []
 
     await card.get_by_role("button", name="Open document").click()
@@ -182,6 +208,7 @@ async def test_citation_opens_its_source_and_the_document_at_its_page(
     assert await image.evaluate("async (image) => { await image.decode(); return image.naturalWidth }") == 1
     await chat.press("Previous page")
     await expect(chat.viewer.get_by_text("Page 1 of 2")).to_be_visible()
+    assert await violations(chat.page) == []
     await chat.page.keyboard.press("Escape")
     await expect(chat.viewer).to_be_hidden()
     await chat.sources.nth(1).locator("summary").click()
@@ -232,6 +259,9 @@ async def test_settings_and_collections_go_with_the_question_and_are_remembered(
     await chat.dialog.get_by_role("spinbutton", name=re.compile("^Temperature")).fill("0.7")
     await chat.dialog.get_by_role("spinbutton", name=re.compile("^Passages")).fill("2")
     await chat.dialog.get_by_role("combobox", name=re.compile("^Memory")).select_option("window")
+    assert await chat.page.evaluate(SCHEME) == "light"
+    await chat.dialog.get_by_role("combobox", name="Appearance").select_option("Dark")
+    assert await chat.page.evaluate(SCHEME) == "dark"
     assert await violations(chat.page) == []
     await chat.press("Done")
     await chat.press("All documents")
@@ -239,6 +269,7 @@ async def test_settings_and_collections_go_with_the_question_and_are_remembered(
     await chat.page.keyboard.press("Escape")
     await chat.page.reload()
     await expect(chat.page.get_by_role("button", name="Sample handbook")).to_be_visible(timeout=PATIENCE_MS)
+    assert await chat.page.evaluate(SCHEME) == "dark"
     await chat.ask("With all of it?")
     await chat.answered()
     chosen = {"model": "large", "temperature": 0.7, "num_passages": 2, "memory": "window", "collections": ["handbook"]}
@@ -257,6 +288,7 @@ async def test_settings_and_collections_go_with_the_question_and_are_remembered(
     await chat.press("Reset")
     await expect(temperature).to_have_value("")
     await expect(temperature).to_have_attribute("placeholder", "0")
+    assert await chat.page.evaluate(SCHEME) == "light"
     await chat.press("Done")
     await chat.page.reload()
     script.script = Script(pieces=["As at first."])
@@ -289,6 +321,7 @@ async def test_documents_are_added_in_collections_with_a_result_for_each(
     assert script.documents["a.md"]["collection"] == hostile
     row = chat.page.get_by_role("row").filter(has_text="a.md")
     await expect(row).to_contain_text(hostile)
+    await expect(row).not_to_contain_text("private")
     assert await violations(chat.page) == []
     async with chat.page.expect_download() as download:
         await row.get_by_role("button", name="Download a.md").click()
@@ -305,8 +338,49 @@ async def test_documents_are_added_in_collections_with_a_result_for_each(
     await chat.view("Status")
     await expect(chat.page.get_by_role("figure").filter(has_text="KV cache")).to_contain_text("25.0 %")
     await expect(chat.page.get_by_role("figure").filter(has_text="Requests waiting")).to_contain_text("2")
+    await expect(chat.page.get_by_role("figure").filter(has_text="Prefix cache hits")).to_contain_text("50 %")
+    await expect(chat.page.get_by_role("figure").filter(has_text="Tokens a second")).to_contain_text("0 – 1, the last")
     await expect(chat.page.get_by_role("figure").filter(has_text="Time to first token")).to_contain_text("5 requests")
     assert await violations(chat.page) == []
+
+
+async def test_files_are_dropped_on_the_chat_or_chosen_there_and_may_be_kept_private(
+    scripted_chat: ChatPage, script: FakeApi, tmp_path: Path
+) -> None:
+    chat = scripted_chat
+    names = ["one.txt", "two.txt", "three.txt"]
+    dropped = await chat.page.evaluate_handle(
+        """(names) => {
+          const dropped = new DataTransfer();
+          for (const name of names) dropped.items.add(new File([name], name));
+          return dropped;
+        }""",
+        names,
+    )
+    for event in ("dragenter", "dragover", "drop"):
+        await chat.page.dispatch_event("#transcript", event, {"dataTransfer": dropped})
+    results = chat.page.get_by_role("list", name="Upload results").get_by_role("listitem")
+    await expect(results).to_have_count(3)
+    for result in await results.all():
+        await expect(result).to_contain_text("Added: 1 passage")
+    await chat.page.get_by_label("Keep private").check()
+    await chat.page.reload()
+    await chat.view("Chat")
+    file = tmp_path / "secret.txt"
+    file.write_text("secret")
+    async with chat.page.expect_file_chooser() as chooser:
+        await chat.press("Add documents")
+    await (await chooser.value).set_files(str(file))
+    await expect(results).to_contain_text("Added: 1 passage")
+    rows = chat.page.get_by_role("row")
+    await expect(rows.filter(has_text="secret.txt")).to_contain_text("private")
+    await expect(rows.filter(has_text="private")).to_have_count(1)
+    assert {name: item["is_private"] for name, item in script.documents.items()} == {
+        **dict.fromkeys(names, False),
+        "secret.txt": True,
+    }
+    assert await violations(chat.page) == []
+    await chat.page.get_by_label("Keep private").uncheck()
 
 
 async def test_key_is_asked_for_and_kept_where_the_server_wants_one(
@@ -341,8 +415,12 @@ async def test_phone_has_one_column_with_the_list_behind_a_button_and_dark_has_c
         await chat.answered()
         assert not await overflows(chat.page)
         assert await violations(chat.page) == []
+        await chat.ask("Supercalifragilisticexpialidocious" * 6)
+        await chat.answered()
+        assert not await overflows(chat.page)
         await chat.press("Conversations")
         await expect(chat.conversations.get_by_role("listitem")).to_have_count(1)
+        assert await violations(chat.page) == []
         await chat.page.keyboard.press("Escape")
         await expect(chat.conversations).to_be_hidden()
         for view in ("Documents", "Status"):

@@ -59,6 +59,10 @@ ragstone:num_requests_waiting{model_name="tiny"} 2
 ragstone:kv_cache_usage_perc{model_name="tiny"} 0.25
 # TYPE ragstone:generation_tokens counter
 ragstone:generation_tokens_total{model_name="tiny"} 40
+# TYPE ragstone:prefix_cache_queries counter
+ragstone:prefix_cache_queries_total{model_name="tiny"} 200
+# TYPE ragstone:prefix_cache_hits counter
+ragstone:prefix_cache_hits_total{model_name="tiny"} 100
 # TYPE ragstone:time_to_first_token_seconds histogram
 ragstone:time_to_first_token_seconds_bucket{model_name="tiny",le="0.1"} 1
 ragstone:time_to_first_token_seconds_bucket{model_name="tiny",le="1.0"} 4
@@ -341,7 +345,11 @@ class FakeApi:
         return JSONResponse({"documents": found})
 
     async def _upload(
-        self, files: list[UploadFile], collection: Annotated[str, Form()] = "default", background: bool = False
+        self,
+        files: list[UploadFile],
+        collection: Annotated[str, Form()] = "default",
+        private: Annotated[bool, Form()] = False,
+        background: bool = False,
     ) -> Response:
         results = []
         for file in files:
@@ -359,6 +367,7 @@ class FakeApi:
                 "size_bytes": len(content),
                 "added_at": "2026-01-01T00:00:00Z",
                 "status": "ready",
+                "is_private": private,
                 "content": content.decode(),
             }
             results.append({"name": name, "status": "added", "document_id": name, "num_chunks": 1, "num_pages": 1})

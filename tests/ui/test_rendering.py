@@ -187,10 +187,11 @@ def test_what_the_engine_did_is_folded_and_what_was_left_out_is_said_openly() ->
         "num_passages_left_out": 1,
         "num_turns_left_out": 2,
     }
-    html = after_answer_html(Turn("q", "a", [], TurnState.DONE, statistics=statistics), 0)
+    html = after_answer_html(Turn("q", "a", [], TurnState.DONE, statistics=statistics, model="tiny <b>"), 0)
     text = " ".join(re.sub(r"<[^>]+>", " ", html).split())
     assert "no longer reads its 2 oldest turns" in text
-    assert "First token after 214 ms Speed 84 tokens/s Prompt 1,812 tokens, 640 from the cache" in text
+    assert "What the engine did Model tiny &lt;b&gt; First token after 214 ms Speed 84 tokens/s" in text
+    assert "Prompt 1,812 tokens, 640 from the cache" in text
     assert "Drafts accepted 13 of 20 Passages 4 used, 1 left out for room" in text
     assert "What the engine did" not in after_answer_html(Turn("q", "a", [], TurnState.DONE), 0)
 
@@ -280,6 +281,8 @@ def test_conversations_are_grouped_by_age_and_a_search_shows_where_it_hit() -> N
         ("", "title 4"),
     ]
     assert "a &lt;b&gt;hit&lt;/b&gt;" in html
+    assert "Search to find older ones" not in html
+    assert "Search to find older ones" in conversations_html([entry(number, "?") for number in range(200)], now=now)
 
 
 def document(number: int, collection: str = "default") -> Document:

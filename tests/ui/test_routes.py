@@ -84,6 +84,8 @@ def test_metrics_are_read_as_numbers_and_histograms_by_bucket() -> None:
         "num_waiting": 2.0,
         "kv_usage": 0.25,
         "num_output_tokens": 40.0,
+        "num_prefix_queries": 200.0,
+        "num_prefix_hits": 100.0,
         "first_token_s": [(0.1, 1.0), (1.0, 3.0), (None, 1.0)],
         "model": "tiny",
     }

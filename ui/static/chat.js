@@ -101,13 +101,7 @@
     }
     toast('Copied');
   };
-  on('copy', (button) => {
-    const turn = button.closest('[data-turn]').dataset.turn;
-    const text = document.querySelector(`.answer[data-turn="${turn}"] .text`);
-    const clone = text.cloneNode(true);
-    for (const mark of clone.querySelectorAll('.cite, .unsupported')) mark.textContent = `[${mark.textContent}]`;
-    copy(Object.assign(document.createElement('div'), { innerHTML: clone.innerHTML }).innerText.trim());
-  });
+  on('copy', (button) => copy(button.dataset.text));
 
   // Escape closes a card, and leads back to the mark in the answer that opened it.
   let cited = null;
@@ -182,17 +176,29 @@
   let follows = true;
   const watchScrolling = (transcript) => {
     let height = 0;
+    const newest = byId('newest');
+    byId('composer').append(newest);
+    const isAtEnd = () => transcript.clientHeight + transcript.scrollTop >= transcript.scrollHeight - NEAR_END_PX;
     transcript.addEventListener('scroll', () => {
+      newest.hidden = isAtEnd();
       // Growth of the content moves the end away, which is no choice of the reader's.
       if (transcript.scrollHeight !== height) return;
-      follows = transcript.clientHeight + transcript.scrollTop >= transcript.scrollHeight - NEAR_END_PX;
+      follows = isAtEnd();
       if (!follows && transcript.scrollTop < NEAR_START_PX) transcript.querySelector('[data-act=older]')?.click();
     }, { passive: true });
     return () => {
       height = transcript.scrollHeight;
       if (follows && transcript.querySelector('.question')) transcript.scrollTop = height;
+      newest.hidden = isAtEnd();
     };
   };
+
+  on('newest', () => {
+    follows = true;
+    byId('transcript').scrollTo({ top: byId('transcript').scrollHeight, behavior: 'smooth' });
+    byId('newest').hidden = true;
+    keepFocus(questionBox);
+  });
 
   // A repaint drops the `open` of a card, as the server does not know of it.
   const opened = new Set();

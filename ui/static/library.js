@@ -1,6 +1,6 @@
 // The documents' tab: the table, and adding files with progress.
 (() => {
-  const { on, byId, call, query, toast, replaceContent, attempt, ask, ready, after } = ragstone;
+  const { on, byId, kept, call, query, toast, replaceContent, attempt, ask, ready, after } = ragstone;
   const JOB_EVERY_MS = 500;
   const CANCELLED = 'it was cancelled';
   let collection = '';
@@ -96,12 +96,14 @@
     });
     return report;
   };
+  const isPrivate = () => byId('private').querySelector('input');
   const size = (bytes) => (bytes >= 1e6 ? `${(bytes / 1e6).toFixed(0)} MB` : `${Math.ceil(bytes / 1e3)} KB`);
   const transfer = (file, report) => new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     const form = new FormData();
     // Fields go first, so that the server knows them when the file comes.
     if (collection) form.append('collection', collection);
+    if (isPrivate().checked) form.append('private', 'true');
     form.append('files', file, file.name);
     request.open('POST', 'page/upload');
     request.setRequestHeader('X-Ragstone-Page', '1');
@@ -160,6 +162,8 @@
   };
   let adding = Promise.resolve();
   const addAll = (files) => {
+    if (!files.length) return;
+    if (document.body.dataset.view !== 'documents') ragstone.view('documents');
     byId('uploads').replaceChildren(...byId('uploads').querySelectorAll('.pending'));
     for (const [file, report] of [...files].map((file) => [file, line(file.name)])) {
       adding = adding.then(() => add(file, report)).then(refresh);
@@ -187,7 +191,9 @@
       mark();
       addAll(event.dataTransfer.files);
     });
-    drop.addEventListener('click', (event) => { if (!event.target.closest('button, input')) byId('files').click(); });
+    drop.addEventListener('click', (event) => { if (!event.target.closest('button, input, label')) byId('files').click(); });
+    isPrivate().checked = kept.read('private') !== null;
+    isPrivate().addEventListener('change', () => kept.write('private', isPrivate().checked ? 'true' : null));
   };
 
   ready(() => {

@@ -57,7 +57,19 @@
     }
   };
   on('export-feedback', () => ragstone.save('feedback/export'));
-  on('reset-settings', () => { write({}); fill(); });
+  on('reset-settings', () => { write({}); fill(); setAppearance(''); });
+
+  // ── light or dark: Gradio follows the system, with a class that is set right whenever it sets it ──
+  const systemIsDark = matchMedia('(prefers-color-scheme: dark)');
+  const paint = () => {
+    const isDark = { light: false, dark: true }[kept.read('appearance')] ?? systemIsDark.matches;
+    if (document.body.classList.contains('dark') !== isDark) document.body.classList.toggle('dark', isDark);
+  };
+  const setAppearance = (value) => {
+    byId('appearance').value = value;
+    kept.write('appearance', value || null);
+    paint();
+  };
 
   // ── collections ──
   const label = () => {
@@ -90,6 +102,9 @@
 
   ready(() => {
     label();
+    setAppearance(kept.read('appearance') ?? '');
+    byId('appearance').addEventListener('change', () => setAppearance(byId('appearance').value));
+    new MutationObserver(paint).observe(document.body, { attributes: true, attributeFilter: ['class'] });
     byId('settings-dialog').addEventListener('close', take);
     picker().addEventListener('change', () => {
       const chosen = [...picker().querySelectorAll('input:checked')].map((box) => box.value);
