@@ -29,6 +29,7 @@ from app.chains import State, wordings
 from app.chat_schema import CONFIG_SPECS, ChatInput, ChatOptions, ChatOutput, question_of, session_of
 from app.continuing import begun, beyond, draft_of, following, plain, require_unfinished
 from app.engines.client import MESSAGE_OVERHEAD_TOKENS
+from app.engines.patience import at_once
 from app.errors import RagstoneError, RequestError
 from app.fixed_texts import reply_to, texts_for
 from app.history import ConversationStore, Turn, TurnResult
@@ -318,7 +319,8 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
     async def _close(self, turn: OpenTurn) -> None:
         try:
             await turn.record.close()
-            await asyncio.to_thread(self._store_result, turn)
+            with at_once():  # the answer is here: its end waits for no engine
+                await asyncio.to_thread(self._store_result, turn)
         except Exception:
             logger.exception("a turn of a conversation could not be stored")
             raise
@@ -369,16 +371,13 @@ def _size(text: str, answerer: Answerer) -> int:
 
 
 def _tokens_of(turn: OpenTurn, prompt: str, answer: str) -> int:
-    """Size of a turn that has ended; 0, which has it measured when it is read next, where that might wait.
+    """Size of a turn that has ended; 0, which has it measured when it is read next, where the engine cannot tell now.
 
-    What broke the answer off may have been the end of the engine that counts, and the turn is stored before its error
-    is told.
+    It may have ended with the answer, or been what broke it off.
     """
-    if turn.finish_reason in ("abort", "error"):
-        return 0
     try:
         return _size(prompt, turn.answerer) + _size(answer, turn.answerer)
-    except (EngineError, RagstoneError):  # it ended just now; the answer is here, and is kept
+    except (EngineError, RagstoneError):
         return 0
 
 

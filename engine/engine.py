@@ -321,6 +321,7 @@ class Engine:
             num_accepted_tokens=speculator.num_accepted_tokens if speculator else 0,
             num_accepted_by_position=tuple(speculator.num_accepted_by_position) if speculator else (),
             num_waiting_by_priority=self.scheduler.waiting.num_waiting(),
+            max_num_seqs=self.scheduler.max_num_seqs,
         )
 
     def _prepare_masks(self, plan: StepPlan) -> None:

@@ -132,7 +132,8 @@ class EngineStats:
     """A snapshot of the engine: gauges, and counters since the start.
 
     `num_drafts` counts verifications of one sequence's drafts, `num_draft_tokens` and `num_accepted_tokens` the tokens
-    in them, and `num_accepted_by_position` how often the first, second, … draft was accepted.
+    in them, and `num_accepted_by_position` how often the first, second, … draft was accepted. `max_num_seqs`: so many
+    may run at a time.
     """
 
     num_running: int
@@ -151,6 +152,7 @@ class EngineStats:
     num_accepted_tokens: int = 0
     num_accepted_by_position: tuple[int, ...] = ()
     num_waiting_by_priority: Mapping[str, int] = field(default_factory=dict)
+    max_num_seqs: int = 0
 
     @property
     def kv_usage(self) -> float:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import httpx
@@ -87,6 +88,7 @@ class RemoteBackend:
         self.client = client
         self._health: tuple[EngineHealth, str] = ("unhealthy", "the engine has not answered yet")
         self._last_stats = NOTHING_COUNTED
+        self._num_sequences_then = 0
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -103,7 +105,11 @@ class RemoteBackend:
         return self._health
 
     def stats(self) -> EngineStats:
-        return self._last_stats
+        """What it counted a moment ago; running and waiting with what went there and came back since.
+
+        Who decides about admission would else let a burst in that comes between two looks.
+        """
+        return with_others(self._last_stats, self.client.num_sequences - self._num_sequences_then)
 
     def drain(self, timeout_s: float) -> None:
         self._ended.set()
@@ -116,10 +122,22 @@ class RemoteBackend:
             self._read_stats()
 
     def _read_stats(self) -> None:
+        num_sequences = self.client.num_sequences
         try:
-            self._last_stats = self.client.stats()
+            self._last_stats, self._num_sequences_then = self.client.stats(), num_sequences
         except EngineError:
             logger.debug("the engine's statistics cannot be read")
+
+
+def with_others(stats: EngineStats, num_more: int) -> EngineStats:
+    """Statistics with so many more sequences (or fewer): those for which there is no room wait, and end last."""
+    if num_more == 0:
+        return stats
+    total = max(0, stats.num_running + stats.num_waiting + num_more)
+    # Where some wait, there was no room for more than run; else there is for as many as the engine takes.
+    room = stats.num_running if stats.num_waiting else max(stats.num_running, stats.max_num_seqs)
+    num_running = min(total, room)
+    return replace(stats, num_running=num_running, num_waiting=total - num_running)
 
 
 class OpenAIBackend:

@@ -4,8 +4,9 @@ Rendering, scheduling and sampling belong to the engine. Errors are the engine's
 stable `code`, so that a client over a process or network border can raise the same classes.
 """
 
+import logging
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,6 +18,8 @@ from app.messages import Message
 
 if TYPE_CHECKING:  # the engine brings torch; a program that only names a model should not wait for it
     from engine.outputs import OutputDelta
+
+logger = logging.getLogger(__name__)
 
 # Tokens that a chat template puts around one message, at most.
 MESSAGE_OVERHEAD_TOKENS = 8
@@ -117,7 +120,13 @@ class RequestTimes:
         """Whether all answers of the request have ended."""
         return self._num_finished >= self.n
 
-    def end(self) -> None:
-        """Closes the record."""
+    def end(self, tell: "Callable[[RequestTimes], None] | None" = None) -> None:
+        """Closes the record and tells it. A fault of who is told is logged: metrics must not break an answer."""
         self.ended = time.monotonic()
         self.num_output_tokens = sum(self._outputs.values())
+        if tell is None:
+            return
+        try:
+            tell(self)
+        except Exception:
+            logger.exception("what a request took could not be noted")

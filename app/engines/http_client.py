@@ -125,6 +125,11 @@ class HttpEngineClient(ABC):
     def stream_sync(self, request: EngineRequest) -> Generator[OutputDelta, None, None]:
         yield from self._loop_thread.iterate(self._deltas(self._post(request)))
 
+    @property
+    def num_sequences(self) -> int:
+        """Answers that are being waited for or read."""
+        return sum(wait.num_sequences for wait in list(self._waits.values()))
+
     def abort(self, request_id: str) -> None:
         """Ends a request by closing its connection; its last delta says so."""
         wait = self._waits.get(request_id)
@@ -155,7 +160,7 @@ class HttpEngineClient(ABC):
 
     async def _deltas(self, post: Post) -> AsyncGenerator[OutputDelta, None]:
         request_id, times, last = post.request.request_id, post.times, _nothing_yet(post.request)
-        wait = self._waits[request_id] = _Wait()
+        wait = self._waits[request_id] = _Wait(times.n)
         try:
             async with aclosing(self._pieces(post, wait)) as pieces:
                 async for piece in pieces:
@@ -170,19 +175,38 @@ class HttpEngineClient(ABC):
                 raise
             yield replace(last, text="", token_ids=(), logprobs=None, tool_calls=(), finish_reason="abort")
         except (httpx.HTTPError, EngineError) as error:
+            if times.is_whole and isinstance(error, httpx.HTTPError):
+                return  # it broke behind the last word
             times.finish_reason = "error"
             if isinstance(error, EngineError):
                 raise
             raise self._unreachable(error) from None
         finally:
             self._waits.pop(request_id, None)
-            times.end()
-            if self._on_end is not None:
-                with contextlib.suppress(Exception):  # a fault in metrics must not break an answer
-                    self._on_end(times)
+            times.end(self._on_end)
 
     async def _pieces(self, post: Post, wait: "_Wait") -> AsyncGenerator[bytes | None, None]:
-        """The body's pieces, and None behind them."""
+        """The body's pieces, and None behind them.
+
+        Where it is worth waiting for a restart, what breaks off before the first piece is asked once more: nobody has
+        seen anything of it. Once, for it may be the request that ends the engine.
+        """
+        may_ask_again = self._starting_s > 0
+        while True:
+            try:
+                async with aclosing(self._pieces_once(post, wait)) as pieces:
+                    async for piece in pieces:
+                        may_ask_again = False
+                        yield piece
+                break
+            except (httpx.NetworkError, httpx.RemoteProtocolError):
+                if not may_ask_again:
+                    raise
+                may_ask_again = False
+            await wait.until(asyncio.sleep(RETRY_S))
+        yield None
+
+    async def _pieces_once(self, post: Post, wait: "_Wait") -> AsyncGenerator[bytes, None]:
         response = await self._opened(post, wait)
         try:
             async with aclosing(response.aiter_bytes()) as pieces:  # type: ignore[type-var]  # is a generator
@@ -190,7 +214,6 @@ class HttpEngineClient(ABC):
                     yield piece
         finally:
             await response.aclose()
-        yield None
 
     async def _opened(self, post: Post, wait: "_Wait") -> httpx.Response:
         """The response, its body still to come; waited for while nothing listens there or it is still loading."""
@@ -236,7 +259,8 @@ def _nothing_yet(request: EngineRequest) -> OutputDelta:
 class _Wait:
     """Waiting that can be ended from outside, by whichever thread: what is waited for is cancelled, nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_sequences: int) -> None:
+        self.num_sequences = num_sequences
         self.aborted = False
         self._loop = asyncio.get_running_loop()
         self._scope: asyncio.Timeout | None = None

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,15 +62,31 @@ class InProcessEngineClient:
         prepared = (
             self._prepare(request, params) if is_quick else await asyncio.to_thread(self._prepare, request, params)
         )
-        prompt, sampling, reader = prepared
-        times = self._begin(request, sampling)
-        deltas = self.engine.stream(
-            prompt, sampling, request_id=request.request_id, tenant=times.tenant, priority=request.priority
-        )
+        with self._noted(request, prepared) as (noted, options):
+            async for delta in self.engine.stream(*prepared[:2], **options):
+                yield noted(delta)
+
+    def stream_sync(self, request: EngineRequest) -> "Generator[OutputDelta, None, None]":
+        prepared = self._prepare(request, current_degradation().sampling(request.params))
+        with self._noted(request, prepared) as (noted, options):
+            for delta in self.engine.stream_sync(*prepared[:2], **options):
+                yield noted(delta)
+
+    @contextlib.contextmanager
+    def _noted(
+        self, request: EngineRequest, prepared: "Prepared"
+    ) -> "Iterator[tuple[Callable[[OutputDelta], OutputDelta], dict[str, Any]]]":
+        """What every delta of the request's stream passes through, and the stream's options; ends the request."""
+        _, sampling, reader = prepared
+        tenant = request.tenant or current_principal().tenant
+        times = RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n, tenant=tenant)
+
+        def noted(delta: "OutputDelta") -> "OutputDelta":
+            times.note(delta)
+            return delta if reader is None else reader.read(delta)
+
         try:
-            async for delta in deltas:
-                times.note(delta)
-                yield delta if reader is None else reader.read(delta)
+            yield noted, {"request_id": request.request_id, "tenant": tenant, "priority": request.priority}
         except Exception:
             times.finish_reason = "error"
             raise
@@ -78,23 +94,7 @@ class InProcessEngineClient:
             # However this ends (read to the end, closed, cancelled, failed) the request's blocks must go back at once,
             # not when the garbage collector finds the engine's stream.
             self.engine.abort(request.request_id)
-            self._end(times)
-
-    def stream_sync(self, request: EngineRequest) -> "Generator[OutputDelta, None, None]":
-        prompt, sampling, reader = self._prepare(request, current_degradation().sampling(request.params))
-        times = self._begin(request, sampling)
-        try:
-            for delta in self.engine.stream_sync(
-                prompt, sampling, request_id=request.request_id, tenant=times.tenant, priority=request.priority
-            ):
-                times.note(delta)
-                yield delta if reader is None else reader.read(delta)
-        except Exception:
-            times.finish_reason = "error"
-            raise
-        finally:
-            self.engine.abort(request.request_id)
-            self._end(times)
+            times.end(self._on_end)
 
     def abort(self, request_id: str) -> None:
         self.engine.abort(request_id)
@@ -159,17 +159,6 @@ class InProcessEngineClient:
         sampling = _held_to_tools(sampling, use, syntax)
         holds: Held = "answer" if use.is_forced else "calls" if sampling.grammar is not None else ""
         return token_ids, sampling, ToolCallReader(syntax, use.names, holds)
-
-    @staticmethod
-    def _begin(request: EngineRequest, sampling: "SamplingParams") -> RequestTimes:
-        tenant = request.tenant or current_principal().tenant
-        return RequestTimes(max_tokens=sampling.max_tokens, n=sampling.n, tenant=tenant)
-
-    def _end(self, times: RequestTimes) -> None:
-        times.end()
-        if self._on_end is not None:
-            with contextlib.suppress(Exception):  # a fault in metrics must not break an answer
-                self._on_end(times)
 
 
 def _tool_use(tools: Any, choice: Any, parallel: Any) -> "ToolUse | None":

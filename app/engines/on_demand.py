@@ -16,9 +16,10 @@ from contextlib import aclosing, closing
 from typing import Any
 
 from app.engines.backend import NOTHING_COUNTED, EngineBackend, EngineHealth
+from app.engines.patience import may_wait
 from app.engines.request import EngineRequest
 from app.messages import Message
-from engine.errors import InsufficientMemoryError
+from engine.errors import EngineDeadError, InsufficientMemoryError
 from engine.outputs import EngineStats, OutputDelta
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,12 @@ class OnDemandBackend:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[EngineBackend]:
-        """The backend, loaded, and kept so. Blocks while it loads. Raises what its loading raises."""
+        """The backend, loaded, and kept so. Blocks while it loads. Raises what its loading raises.
+
+        Raises EngineDeadError where it is not loaded and nobody may wait for it (`app/engines/patience.py`).
+        """
+        if not may_wait() and self.present() is None:
+            raise EngineDeadError(f"the model {self.name} is not loaded")
         future = self._begin()
         try:
             yield future.result()

@@ -28,6 +28,8 @@ from engine.errors import EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
 
+# One that says nothing may be just dying, which takes the system a moment: requests that come then wait for the next.
+DYING_S = 5.0
 # How long a request waits for an engine that is being started again.
 RESTART_WAIT_S = 120.0
 WATCH_S = 0.1
@@ -69,6 +71,7 @@ class EngineProcess(RemoteBackend):
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._was_ready = False
+        self._heard = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -121,7 +124,13 @@ class EngineProcess(RemoteBackend):
 
     def _look(self, started: float) -> None:
         """Notes how the child is; one that has come back gets its system prompt pinned again."""
-        why = self.client.check_health()
+        try:
+            why = self.client.told_health()
+            self._heard = time.monotonic()
+        except EngineDeadError as error:
+            if time.monotonic() < self._heard + DYING_S:
+                return
+            why = str(error)
         if why != "ready":
             if self._health[0] == "ready":
                 self._health = ("unhealthy", why)

@@ -16,7 +16,8 @@ import httpx
 import orjson
 
 from app.engines.client import RequestTimes
-from app.engines.http_client import CONNECT_S, LOADING, RETRY_S, HttpEngineClient
+from app.engines.http_client import CALL_S, CONNECT_S, LOADING, RETRY_S, HttpEngineClient
+from app.engines.patience import may_wait
 from app.engines.request import EngineRequest
 from app.engines.wire import DeltaReader, read_error, read_stats
 from app.errors import NotReadyError
@@ -26,6 +27,8 @@ from engine.outputs import EngineStats
 
 # Texts are counted again and again while a prompt is put together.
 COUNTS_KEPT = 4096
+# So long a call may take for which nobody may wait.
+HURRIED_S = 0.5
 
 
 class RemoteEngineClient(HttpEngineClient):
@@ -109,12 +112,19 @@ class RemoteEngineClient(HttpEngineClient):
 
     def check_health(self) -> str:
         try:
+            return self.told_health()
+        except EngineDeadError as error:
+            return str(error)
+
+    def told_health(self) -> str:
+        """What the engine says of its health. Raises EngineDeadError where it says nothing."""
+        try:
             response = self._sync.get("/v1/health/ready", timeout=CONNECT_S)
             if response.status_code == 200:
                 return "ready"
             return f"{self._place}: {response.json().get('reason', response.status_code)}"
         except (httpx.HTTPError, ValueError) as error:
-            return str(self._unreachable(error))
+            raise self._unreachable(error) from None
 
     def stats(self) -> EngineStats:
         """What the engine counts. Raises EngineDeadError, at once: who watches the engine asks for them."""
@@ -143,7 +153,9 @@ class RemoteEngineClient(HttpEngineClient):
     def _call(self, method: str, *arguments: Any, waits: bool = True, **options: Any) -> Any:
         self._refuse_private()
         body = json.dumps({"method": method, "arguments": arguments, "options": options}, default=list).encode()
-        return self._answer(lambda: self._sync.post("/engine/call", content=body), waits=waits)["result"]
+        timeout = CALL_S if may_wait() else HURRIED_S
+        reply = self._answer(lambda: self._sync.post("/engine/call", content=body, timeout=timeout), waits=waits)
+        return reply["result"]
 
     def _get(self, path: str, *, waits: bool = True) -> dict[str, Any]:
         return self._answer(lambda: self._sync.get(path), waits=waits)
@@ -151,7 +163,7 @@ class RemoteEngineClient(HttpEngineClient):
     def _answer(self, ask: Callable[[], httpx.Response], *, waits: bool) -> dict[str, Any]:
         """The reply's object; with `waits` also of an engine that is starting. Raises its error, or EngineDeadError."""
         try:
-            response = self._patiently(ask) if waits else ask()
+            response = self._patiently(ask) if waits and may_wait() else ask()
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         if response.status_code != 200:

@@ -6,18 +6,27 @@ The process is real (`ragstone engine` on a Unix socket, the default model); so 
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import uvicorn
 
 from app import engine_server
 from app.api_keys import KeyStore
 from app.engine_server import EngineServices
+from app.engines.backend import NOTHING_COUNTED, with_others
 from app.engines.process import EngineProcess, as_environment
+from app.engines.remote import RemoteEngineClient
+from app.engines.request import EngineRequest
 from app.engines.wire import read_error, read_line, write_delta, write_error
 from app.server import create_app
 from app.settings import Settings
@@ -44,7 +53,13 @@ def split(chat_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     services = app.state.services
 
     def load_knowledge_base() -> None:
-        services._knowledge_base = ScriptedKnowledgeBase([])
+        services._knowledge_base = knowledge_base = ScriptedKnowledgeBase([])
+        knowledge_base.embedder = SimpleNamespace(  # type: ignore[assignment]
+            max_tokens=256,
+            dimension=2,
+            count_tokens=len,
+            embed_passages=lambda texts: [np.array([0.0, 1.0])] * len(texts),
+        )
 
     services._load_knowledge_base = load_knowledge_base
     with RunningServer(app) as server:
@@ -66,6 +81,18 @@ def engine_of(server: RunningServer) -> EngineProcess:
     backend = server.services.pool.backend(server.services.model_name)
     assert isinstance(backend, EngineProcess)
     return backend
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address of an ASGI application under uvicorn."""
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(60)
 
 
 def completion(**more: Any) -> dict[str, Any]:
@@ -177,6 +204,133 @@ def test_killed_process_is_told_of_and_started_again_and_nothing_is_lost(split: 
     assert following.status_code == 200, following.text
     wait_until(lambda: services.status() == ("ready", ""))
     assert backend.pid != pid
+
+
+LONG = {"max_tokens": 1500, "ignore_eos": True}
+
+
+def begin_streams(split: RunningServer, stack: ExitStack, number: int) -> None:
+    """So many answers that do not end by themselves, read to their first words; they end with the stack."""
+    for _ in range(number):
+        body = completion(stream=True, **LONG)
+        response = stack.enter_context(split.client.stream("POST", "/v1/chat/completions", json=body))
+        pieces = response.iter_raw()
+        next(pieces)
+        stack.callback(pieces.close)  # what nobody refers to any more closes the connection
+
+
+def test_requests_that_come_right_after_a_kill_and_those_that_waited_are_served_by_the_next_engine(
+    split: RunningServer,
+) -> None:
+    backend = engine_of(split)
+    wait_until(lambda: split.services.status() == ("ready", "") and backend.client.num_sequences == 0)
+    split.post("/v1/chat/completions", completion())  # connections that the kill will break
+    pid = backend.pid
+    assert pid is not None
+    prompt = {"model": "smollm2-135m-instruct", "prompt": "A cache is", "max_tokens": 2}
+    asked = [
+        ("/v1/chat/completions", completion()),
+        ("/v1/chat/completions", completion(stream=True)),
+        ("/v1/chat/completions", completion(model="ragstone-rag")),
+        ("/v1/completions", prompt),
+        ("/v1/embeddings", {"model": "all-minilm-l6-v2", "input": "cache"}),
+        ("/tokenize", {"prompt": "cache"}),
+        ("/detokenize", {"tokens": [28120]}),
+        ("/llm/invoke", question("Hi?", None, max_tokens=2)),
+        ("/chat/invoke", question("Hi?", "right-after", max_tokens=2)),
+    ]
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(len(asked) + 1))
+        begin_streams(split, stack, ENGINE["max_num_seqs"])
+        waiting = pool.submit(split.post, "/v1/completions", prompt)
+        wait_until(lambda: backend.client.stats().num_waiting == 1)
+        os.kill(pid, signal.SIGKILL)
+        replies = [pool.submit(split.post, path, body) for path, body in asked]
+        said = [(path, reply.result()) for (path, _), reply in zip(asked, replies, strict=True)]
+        said.append(("waited", waiting.result()))
+    assert [(path, reply.status_code) for path, reply in said if reply.status_code != 200] == []
+    assert '"error"' not in said[1][1].text
+    assert backend.pid != pid
+
+
+def test_an_answer_that_has_come_ends_without_waiting_for_an_engine_that_has_gone(
+    split: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = engine_of(split)
+    wait_until(lambda: split.services.status() == ("ready", ""))
+    pid, chat = backend.pid, split.services.chat
+    assert pid is not None
+    store = chat._store_result
+
+    def store_when_the_engine_has_gone(turn: Any) -> None:
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: backend.client.check_health() != "ready")
+        store(turn)
+
+    monkeypatch.setattr(chat, "_store_result", store_when_the_engine_has_gone)
+    text = split.post("/chat/stream", question("Hi?", "ended", max_tokens=4)).text
+    assert backend.client.check_health() != "ready"  # it came to its end before the next engine did
+    monkeypatch.undo()
+    assert events(text)[-1][0] == "end"
+    (turn,) = split.client.get("/api/v1/conversations/ended").json()["turns"]
+    assert (turn["answer"] != "", turn["interrupted"]) == (True, False)
+    assert split.post("/chat/invoke", question("And?", "ended", max_tokens=4)).status_code == 200
+
+
+async def test_an_answer_that_breaks_behind_its_last_word_is_whole() -> None:
+    deltas = [OutputDelta("r", 0, "word", (7,), None, None, None, 3, 0, 1)]
+    deltas.append(OutputDelta("r", 0, "", (), None, "stop", None, 3, 0, 1))
+
+    async def broken_body(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9999")]})
+        for delta in deltas:
+            await send({"type": "http.response.body", "body": write_delta(delta), "more_body": True})
+
+    with serving(broken_body) as url:
+        client = RemoteEngineClient(url, model_name="m")
+        assert [delta async for delta in client.stream(EngineRequest(prompt="a", request_id="r"))] == deltas
+        deltas.pop()
+        with pytest.raises(EngineDeadError):
+            [delta async for delta in client.stream(EngineRequest(prompt="a", request_id="r"))]
+        client.close()
+
+
+def test_load_is_told_as_it_is_and_not_as_it_was_when_the_engine_was_last_asked(
+    split: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = engine_of(split)
+    wait_until(lambda: split.services.status() == ("ready", "") and backend.client.stats().num_running == 0)
+    wait_until(lambda: backend.stats().num_running == 0)
+    monkeypatch.setattr("app.engines.process.POLL_S", 3600.0)
+
+    def load() -> tuple[int, int]:
+        told = split.client.get("/api/v1/queue").json()
+        return told["num_running"], told["num_waiting"]
+
+    with ExitStack() as stack:
+        begin_streams(split, stack, 1)
+        assert load() == (1, 0)
+        begin_streams(split, stack, 1)
+        assert load() == (2, 0)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        waiting = pool.submit(split.post, "/v1/chat/completions", completion(max_tokens=1))
+        wait_until(lambda: backend.client.num_sequences == 3)
+        assert load() == (2, 1)
+        stack.pop_all().close()
+        assert waiting.result().status_code == 200
+    wait_until(lambda: load() == (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("before", "num_more", "after"),
+    [((0, 0), 3, (2, 1)), ((2, 1), 2, (2, 3)), ((2, 1), -1, (2, 0)), ((1, 4), 1, (1, 5)), ((2, 0), -3, (0, 0))],
+)
+def test_what_came_since_runs_while_there_is_room_and_then_waits(
+    before: tuple[int, int], num_more: int, after: tuple[int, int]
+) -> None:
+    stats = replace(NOTHING_COUNTED, num_running=before[0], num_waiting=before[1], max_num_seqs=2)
+    counted = with_others(stats, num_more)
+    assert (counted.num_running, counted.num_waiting) == after
 
 
 def test_degraded_server_says_why_and_takes_requests(split: RunningServer) -> None:
