@@ -2,9 +2,9 @@
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -23,9 +23,9 @@ def allowed_values(name: str, field: FieldInfo) -> str:
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
     kind = kinds[0] if kinds and get_origin(field.annotation) is not Literal else field.annotation
     if get_origin(field.annotation) is tuple:
-        return "a list" + (" of names" if kind is str else " of tables") + ", in the environment as JSON"
+        return _list_of(kind) + ", in the environment as JSON"
     if get_origin(kind) is Literal:
-        return "one of: " + ", ".join(str(value) for value in get_args(kind))
+        return _one_of(kind)
     if kind is bool:
         return "true or false"
     if kind is int:
@@ -36,7 +36,7 @@ def allowed_values(name: str, field: FieldInfo) -> str:
         return "a path"
     if name == "history_url":
         return "a URL that begins with redis://, rediss://, unix:// or postgresql://"
-    if name.endswith(("_url", "_endpoint")):
+    if name.endswith(("url", "_endpoint")):
         return "a URL that begins with http:// or https://"
     if name == "device":
         return "one of: auto, cpu, cuda, cuda:N"
@@ -49,8 +49,8 @@ def allowed_values(name: str, field: FieldInfo) -> str:
 
 def json_example(field: FieldInfo) -> str:
     """A list that a setting might take, as it stands in the environment."""
-    fields = _entry_fields(field)
-    return json.dumps([{fields[0]: "large"} if fields else "large"])
+    first = next(iter(_entry_fields(field)), None)
+    return json.dumps([{first: "large"} if first else "large"])
 
 
 def did_you_mean(key: str, known: Iterable[str], *, prefix: str = "") -> str:
@@ -62,19 +62,50 @@ def did_you_mean(key: str, known: Iterable[str], *, prefix: str = "") -> str:
 def entry_fault(detail: ErrorDetails, field: FieldInfo) -> str:
     """What is wrong within a setting that is a list: the place in it, and the fault."""
     *places, last = detail["loc"]
+    fields = list(_entry_fields(field))
     if detail["type"] == "extra_forbidden":
-        fields = _entry_fields(field)
-        fault = f"{last!r} is not one of its fields ({', '.join(fields)}){did_you_mean(str(last), fields)}"
+        fault = f": {last!r} is not one of its fields ({', '.join(fields)}){did_you_mean(str(last), fields)}"
+    elif detail["type"] == "missing":
+        fault = f" has no {last}: every one needs it; its fields are {', '.join(fields)}"
+    elif detail["type"] == "value_error":
+        places, fault = [*places, last], f": {detail['msg'].removeprefix('Value error, ')}"
     else:
-        places, fault = [*places, last], detail["msg"].removeprefix("Value error, ")
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[1:])
-    return f"{place}: {fault}"
+        places = [*places, last]
+        fault = f" is {detail['input']!r}, which is not {_allowed_within(field, places[2:])}"
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[1:]) + fault
 
 
-def _entry_fields(field: FieldInfo) -> list[str]:
-    """Fields of the tables in a list; empty where it holds names."""
+def _allowed_within(field: FieldInfo, places: Sequence[int | str]) -> str:
+    """The values that may stand at a place within an entry of a list, in words."""
+    fields = _entry_fields(field)
+    if not places:
+        return f"a table with fields such as {next(iter(fields))}" if fields else "a text in quotes"
+    name = str(places[0])
+    kinds = [kind for kind in get_args(fields[name].annotation) if kind is not type(None)]
+    listed = next((kind for kind in (fields[name].annotation, *kinds) if get_origin(kind) is tuple), None)
+    if listed is None:
+        return allowed_values(name, fields[name])
+    kind = get_args(listed)[0]
+    if len(places) > 1:
+        return _one_of(kind) if get_origin(kind) is Literal else "a text in quotes"
+    is_filled = any(getattr(entry, "min_length", 0) for entry in fields[name].metadata)
+    return _list_of(kind) + (", with one at least" if is_filled else "")
+
+
+def _one_of(kind: Any) -> str:
+    return "one of: " + ", ".join(str(value) for value in get_args(kind))
+
+
+def _list_of(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "a list of " + " and ".join(str(value) for value in get_args(kind))
+    return "a list of names" if kind is str else "a list of tables"
+
+
+def _entry_fields(field: FieldInfo) -> Mapping[str, FieldInfo]:
+    """Fields of the tables in a list; none where it holds names."""
     kind = next(iter(get_args(field.annotation)), None)
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
 
 
 def _bounds(field: FieldInfo) -> str:

@@ -425,6 +425,11 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> SettingsErro
     for detail in error.errors():
         if detail["type"] == "default_factory_not_called":
             continue  # follows from another error, which is listed
+        if any(
+            len(other["loc"]) > len(detail["loc"]) > 1 and other["loc"][: len(detail["loc"])] == detail["loc"]
+            for other in error.errors()
+        ):
+            continue  # so does a list that is too short without its wrong entries
         name = str(detail["loc"][0]) if detail["loc"] else ""
         fields.append(name)
         if name not in Settings.model_fields:

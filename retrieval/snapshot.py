@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -26,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from retrieval.catalog import Catalog
+from retrieval.catalog import FILE_NAME, Catalog
 from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import indexed_text
 from retrieval.embeddings import PassageEmbedder
@@ -306,11 +307,27 @@ class SavedIndex:
 
 
 def saved_index(store: Path) -> SavedIndex | None:
-    """The index last saved in the store's folder; None without one. Opens nothing but its manifest."""
+    """The index of the store in a folder; None where there is neither an index nor a chunk.
+
+    How many chunks there are now is counted in the catalogue, which a server may be writing; of what kind the index is
+    stands in the one last saved. Nothing else is opened, and nothing is changed.
+    """
+    num_chunks = _count_chunks(store / FILE_NAME)
     for folder in sorted((store / "index").glob("[0-9]*"), key=lambda path: path.name, reverse=True):
         with contextlib.suppress(OSError, ValueError, KeyError):
             manifest = json.loads((folder / "manifest.json").read_text(encoding="ascii"))
-            return SavedIndex(f"{manifest['chunks']:,} chunks, {manifest['kind']}", manifest["advice"])
+            count = manifest["chunks"] if num_chunks is None else num_chunks
+            return SavedIndex(f"{count:,} chunks, {manifest['kind']}", manifest["advice"])
+    return SavedIndex(f"{num_chunks:,} chunks, not saved yet", None) if num_chunks else None
+
+
+def _count_chunks(catalog: Path) -> int | None:
+    """Chunks of the current versions; None where the catalogue cannot be read."""
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(f"{catalog.absolute().as_uri()}?mode=ro", uri=True)) as opened,
+    ):
+        return CatalogReader(opened).counts()["chunks"]
     return None
 
 

@@ -176,6 +176,18 @@ def test_an_index_that_outgrew_its_kind_is_compacted_and_said_in_the_stats(tmp_p
         assert saved_index(knowledge_base.folder) == SavedIndex(f"60 chunks, {knowledge_base.stats()['index']}", None)
 
 
+def test_the_index_is_told_as_large_as_it_is_and_not_as_it_was_saved(tmp_path: Path) -> None:
+    assert saved_index(tmp_path / "none") is None
+    (tmp_path / "one.md").write_text("# One\n\nA whale.")
+    (tmp_path / "two.md").write_text("# Two\n\nA bat.")
+    with large(tmp_path / "store", IndexOptions()) as knowledge_base:
+        knowledge_base.ingest_file(tmp_path / "one.md")
+        assert saved_index(knowledge_base.folder) == SavedIndex("1 chunks, not saved yet", None)
+        knowledge_base.snapshots.save()
+        knowledge_base.ingest_file(tmp_path / "two.md")
+        assert saved_index(knowledge_base.folder) == SavedIndex("2 chunks, flat (exact)", None)
+
+
 def test_inverted_lists_are_read_again_at_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = IndexOptions(flat_limit=50)
     filled(tmp_path / "store", tmp_path, options).close()
