@@ -12,10 +12,10 @@ from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
-from langchain_core.runnables import ConfigurableField, Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough
 
 from app.chat_model import ChatRagstone
-from app.chat_schema import MODEL_OPTIONS, ChatOptions, question_of
+from app.chat_schema import ChatOptions, question_of
 from app.principal import DEFAULT_USER
 from app.turn_prompt import TurnDraft
 from app.turn_statistics import AnswerRecord
@@ -25,6 +25,8 @@ from retrieval.retriever import passage_document
 State = dict[str, Any]
 Search = Callable[..., list[Passage]]
 """`KnowledgeBase.search`: (query or forms of it, k, *, collections, user, where) -> passages, best first."""
+ChooseModel = Callable[[str, ChatOptions], BaseChatModel]
+"""Tells which model a question goes to: (question, options)."""
 MakeAnswer = Callable[[Mapping[str, Any], AnswerRecord], Runnable[State, str]]
 """The chain for one answer: (options of the model's call, where its requests are noted) -> as `answer_chain`."""
 
@@ -60,10 +62,18 @@ def answers_of(model: ChatRagstone, system_prompt: str = "", defaults: Mapping[s
     return make
 
 
-def llm_chain(model: BaseChatModel) -> Runnable[State, str]:
-    """`{"input": str}` -> text: the model alone; of `configurable`, MODEL_OPTIONS count."""
-    chosen = model.configurable_fields(**{name: ConfigurableField(id=name) for name in MODEL_OPTIONS})
-    return ChatPromptTemplate.from_messages([("human", "{input}")]) | chosen | TextParser()
+def llm_chain(choose: ChooseModel) -> Runnable[State, str]:
+    """`{"input": str}` -> text of a model alone; of `configurable`, what `choose` looks at and the sampling count."""
+    prompt = ChatPromptTemplate.from_messages([("human", "{input}")])
+
+    def chosen(state: State, config: RunnableConfig) -> Runnable[State, str]:
+        options = ChatOptions.of(config.get("configurable", {}))
+        return prompt | choose(question_of(state), options).bind(**options.sampling) | TextParser()
+
+    async def achosen(state: State, config: RunnableConfig) -> Runnable[State, str]:
+        return chosen(state, config)
+
+    return RunnableLambda(chosen, achosen, name="llm")
 
 
 def retrieve_chain(search: Search, num_passages: int) -> Runnable[State, list[Document]]:

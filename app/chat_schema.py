@@ -4,6 +4,8 @@ Shapes and their checks only; what the options do is `app/conversation.py`'s bus
 """
 
 import json
+import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
@@ -13,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from app.answering import Grounding
 from app.errors import MissingSessionError, RequestError
 from app.memory import MemoryKind
+from app.setting_values import did_you_mean
 from app.turn_statistics import TurnStatistics
 from app.validation_text import explain
 from retrieval.records import Filter, Scalar
@@ -94,7 +97,10 @@ PRIORITIES: tuple[str, ...] = get_args(Priority)
 
 
 class ChatOptions(BaseModel):
-    """`configurable` of one turn. What is not given is as the server's settings have it; other keys are left alone."""
+    """`configurable` of one turn. What is not given is as the server's settings have it.
+
+    Other keys are left alone here, where programs may have their own; `refuse_unknown_options` is for requests.
+    """
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -160,8 +166,26 @@ CONFIG_SPECS = [
 SEARCH_SPECS = [_OPTION_SPECS[name] for name in ("num_passages", "collections", "where")]
 """Of those, what /retrieve takes."""
 MODEL_OPTIONS = ("temperature", "top_p", "max_tokens")
-MODEL_SPECS = [_OPTION_SPECS[name] for name in MODEL_OPTIONS]
+MODEL_SPECS = [_OPTION_SPECS[name] for name in ("model", "private", *MODEL_OPTIONS, "priority")]
 """Of those, what /llm takes."""
+
+
+# What a config of LangChain's or LangGraph's carries by itself where a remote chain is a step of another; and the user,
+# whom the server knows better.
+_CARRIED = re.compile(
+    r"__|langgraph_|checkpoint_(id|ns|map)$|(thread|run|assistant|graph|user)_id$|(user|message_history)$"
+)
+
+
+def refuse_unknown_options(configurable: Mapping[str, Any], place: str) -> None:
+    """Raises RequestError for a name that no chain here knows: it may be mistyped, and would do nothing."""
+    known = [spec.id for spec in CONFIG_SPECS]
+    for name in configurable:
+        if name not in known and not _CARRIED.match(name):
+            raise RequestError(
+                f"{name[:80]!r} is not an option{did_you_mean(name, known)}; there are {', '.join(known)}",
+                field=f"{place}.{name[:80]}",
+            )
 
 
 def session_of(configurable: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ here and are refused with NotReadyError until it is there.
 """
 
 import asyncio
-import hashlib
 import logging
 import shutil
 import threading
@@ -17,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
 
-from app import chains
+from app import chains, sample_handbook
 from app.answerers import Answerers
+from app.chat_model import ChatRagstone
+from app.chat_schema import ChatOptions
 from app.conversation import ConversationChain, EarlierTurns
 from app.degradation import current_degradation
 from app.engines.backend import EngineHandle
@@ -34,7 +35,7 @@ from app.ingestion_jobs import Embedded, IngestionJobs, Job
 from app.memory import MemoryRule
 from app.metrics import ServerMetrics
 from app.open_turn import Choice, OpenTurn
-from app.principal import DEFAULT_USER, current_principal
+from app.principal import current_principal
 from app.privacy import is_private
 from app.private_documents import PRIVATE_DOCUMENTS, is_private_document
 from app.search_models import make_embedder, make_reranker
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HANDBOOK = Path(__file__).resolve().parent.parent / "data" / "handbook"
-HANDBOOK_COLLECTION = "handbook"
 # Where documents go whose upload names no collection.
 DEFAULT_COLLECTION = "default"
 
@@ -147,6 +146,11 @@ class Services:
         return (*self.table.names("answer"), *((AUTO_MODEL,) if self.table.rules else ()))
 
     @property
+    def generate_names(self) -> tuple[str, ...]:
+        """The names by which /llm may be asked for a model."""
+        return (*self.table.names("generate"), *((AUTO_MODEL,) if self.table.rules else ()))
+
+    @property
     def tasks(self) -> dict[str, str]:
         """What each name on /v1 does: `generate`, `answer` (from documents), `embed` or `rank`."""
         entries = self.table.entries.items()
@@ -199,14 +203,17 @@ class Services:
 
         `texts` are those of the request, the question last. Raises UnknownModelError, PrivateRequestError.
         """
+        return self.client_of(self._route_alone(name, texts))
+
+    def _route_alone(self, name: str | None, texts: Sequence[str], *, private: bool = False) -> Route:
         asked = Asked(
             use="generate",
             name=None if name == AUTO_MODEL and self.table.rules else name,
             question=texts[-1] if texts else "",
             num_prompt_tokens=sum(estimated_tokens(text) for text in texts),
-            private=is_private(),
+            private=private or is_private(),
         )
-        return self.client_of(self.router.route(asked))
+        return self.router.route(asked)
 
     def answerer_client(
         self, question: str, num_prompt_tokens: int, collections: Sequence[str] | None
@@ -297,34 +304,8 @@ class Services:
         )
         if advice := self._knowledge_base.advice():
             logger.warning("%s", advice)
-        if settings.sample_kb and HANDBOOK.is_dir() and not self._closing.is_set():
-            self._ingest_handbook(self._knowledge_base)
-
-    def _ingest_handbook(self, knowledge_base: "KnowledgeBase") -> None:
-        """Puts the sample pages in, once for each version of them: who deletes a page does not get it back."""
-        pages = sorted(path for path in HANDBOOK.iterdir() if path.is_file())
-        marker, version = self.settings.data_dir / "handbook.sha256", _digest(pages)
-        if marker.is_file() and marker.read_text() == version:
-            return
-        self._step(f"taking in the sample handbook, {len(pages)} pages")
-        done = 0
-
-        def progress(result: IngestResult) -> None:
-            nonlocal done
-            done += 1
-            self._loading = f"taking in the sample handbook, {done} of {len(pages)} pages"
-            if done % 10 == 0:
-                logger.info("%s", self._loading)
-            if result.status == "failed":
-                logger.warning("%s was not taken in: %s", result.path, result.reason)
-
-        knowledge_base.ensure_collection(HANDBOOK_COLLECTION, owner=DEFAULT_USER, visibility="shared")
-        results = knowledge_base.ingest_paths(
-            pages, collection=HANDBOOK_COLLECTION, owner=DEFAULT_USER, progress=progress, relative_to=HANDBOOK
-        )
-        changed = sum(result.status in ("added", "updated") for result in results)
-        logger.info("sample handbook: %d pages, %d new or changed", len(results), changed)
-        marker.write_text(version)
+        if settings.sample_kb and not self._closing.is_set():
+            sample_handbook.take_in(self._knowledge_base, settings.data_dir, self._tell_loading)
 
     def _build_chains(self) -> None:
         settings = self.settings
@@ -346,8 +327,13 @@ class Services:
             passages=self._answerers.passages,
             choose=None if self.table.is_one_here else self._choose,
         )
-        self._llm = chains.llm_chain(self._answerers.model(self.router.default(Asked(use="generate"))))
+        self._llm = chains.llm_chain(self._choose_alone)
         self._retrieve = chains.retrieve_chain(self._search, settings.num_passages)
+
+    def _choose_alone(self, question: str, options: ChatOptions) -> ChatRagstone:
+        """The model of /llm, by its options or by the rules."""
+        route = self._route_alone(options.model, [question], private=options.private)
+        return self._present(self._answerers).model(route)
 
     def _choose(self, turn: OpenTurn, earlier_turns: EarlierTurns) -> Choice:
         """Who answers a turn of /chat: by its options, by the rules, and by what it may find."""
@@ -408,8 +394,11 @@ class Services:
     def _surroundings(self, passage: Passage, max_tokens: int, count_tokens: CountTokens) -> str:
         return self.knowledge_base.surroundings(passage, max_tokens, count_tokens)
 
-    def _step(self, what: str) -> None:
+    def _tell_loading(self, what: str) -> None:
         self._loading = what
+
+    def _step(self, what: str) -> None:
+        self._tell_loading(what)
         logger.info("%s", what)
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -435,11 +424,3 @@ class Services:
         if self._knowledge_base is not None:
             self._knowledge_base.close()
         self.history.close()
-
-
-def _digest(paths: Sequence[Path]) -> str:
-    """SHA-256 over names and contents."""
-    digest = hashlib.sha256()
-    for path in paths:
-        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()

@@ -36,10 +36,12 @@ from app.chat_schema import (
     ChatOptions,
     ChatOutput,
     question_of,
+    refuse_unknown_options,
     session_of,
 )
 from app.errors import InputTooLongError, RequestError, UnknownModelError
 from app.messages import check_text
+from app.privacy import note_private
 from app.routes import sse
 from app.routes.access import current_user
 from app.routes.faults import Fault, dump
@@ -70,9 +72,9 @@ def create_router(services: Services) -> APIRouter:
     chat = Served(lambda: services.chat, ChatInput, ChatOutput, CONFIG_SPECS)
     llm = Served(lambda: services.llm, ChatInput, str, MODEL_SPECS)
     retrieve = Served(lambda: services.retrieve, ChatInput, Passages, SEARCH_SPECS)
-    _mount(router, chat, "/chat", RequestCheck(services, needs_session=True))
-    _mount(router, llm, "/llm", RequestCheck(services, needs_session=False))
-    _mount(router, retrieve, "/retrieve", RequestCheck(services, needs_session=False))
+    _mount(router, chat, "/chat", RequestCheck(services, lambda: services.answer_names, needs_session=True))
+    _mount(router, llm, "/llm", RequestCheck(services, lambda: services.generate_names))
+    _mount(router, retrieve, "/retrieve", RequestCheck(services, lambda: services.answer_names))
     return router
 
 
@@ -197,10 +199,14 @@ def _plain(value: Any) -> Any:
 
 
 class RequestCheck:
-    """A dependency of all routes that run a chain: refuses what cannot be served, naming the field."""
+    """A dependency of all routes that run a chain: refuses what cannot be served, naming the field.
 
-    def __init__(self, services: Services, *, needs_session: bool) -> None:
+    `names` tells by which names a model may be asked for.
+    """
+
+    def __init__(self, services: Services, names: Callable[[], Sequence[str]], *, needs_session: bool = False) -> None:
         self._services = services
+        self._names = names
         self._needs_session = needs_session
 
     async def __call__(self, request: Request) -> None:
@@ -252,17 +258,14 @@ class RequestCheck:
         configurable = {**fixed, **_configurable(config, place)}
         place_of_options = f"{place}.configurable"
         _check_labels(config, place)
+        refuse_unknown_options(configurable, place_of_options)
         if self._needs_session:
             check_session_id(session_of(configurable), f"{place_of_options}.session_id")
         options = ChatOptions.of(configurable, place_of_options)
-        names, default = self._services.answer_names, self._services.model_name
-        if options.model is not None and options.model not in names:
+        if options.model is not None and options.model not in (names := self._names()):
             raise UnknownModelError(options.model, *names, field=f"{place_of_options}.model")
-        if not self._needs_session and options.model not in (None, default):
-            raise RequestError(
-                f"this address answers with the model {default!r} alone: leave model out, or ask /chat or /v1",
-                field=f"{place_of_options}.model",
-            )
+        if options.private:
+            note_private()
         await self._services.require_collections(options.collections, user, f"{place_of_options}.collections")
         return options if self._needs_session else ChatOptions()
 

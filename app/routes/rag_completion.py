@@ -62,8 +62,8 @@ class RagCompletion:
             options["stop"] = [body.stop]
         texts = [message["content"] for message in messages]
         num_prompt_tokens = sum(estimated_tokens(text) for text in texts)
-        self.is_private, routed = services.answerer_client(self._question, num_prompt_tokens, body.collections)
-        self._client = _Counted(routed)
+        self.is_private, self._routed = services.answerer_client(self._question, num_prompt_tokens, body.collections)
+        self._client = _Counted(self._routed)
         self._chain = services.chat_over(turns, instructions, {**options, "priority": priority}, self._client)
         self._body = body
         self._id = f"chatcmpl-{uuid.uuid4().hex}"
@@ -119,7 +119,7 @@ class RagCompletion:
 
     def _reply(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._body.model}
-        return {**head, "choices": choices, **more}
+        return {**head, "choices": choices, **more, **self._routed.told()}
 
 
 class _Counted:

@@ -6,6 +6,7 @@ import json
 import httpx
 import jsonschema
 import pytest
+from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.utils import AddableDict
 
 from app.routes import sse
@@ -349,6 +350,30 @@ def test_options_of_the_wrong_kind_are_422_and_named(server, run, option, field)
     assert (response.status_code, error["field"]) == (422, f"config.configurable.{field}")
     assert next(iter(option)) in error["message"]
     assert "config." not in error["message"]
+
+
+@pytest.mark.parametrize("path", ["chat", "llm", "retrieve"])
+@pytest.mark.parametrize("run", ["invoke", "stream", "batch", "stream_log", "stream_events"])
+def test_options_that_there_are_not_are_422_with_those_that_there_are(server, path, run):
+    config = {"configurable": {"session_id": "s", "num_pasages": 2}}
+    response = server.post(f"/{path}/{run}", body_for(run, "hi", config))
+    error = response.json()["error"]
+    assert (response.status_code, error["field"]) == (422, "config.configurable.num_pasages")
+    assert error["message"].startswith(
+        "'num_pasages' is not an option; did you mean num_passages?; there are session_id, "
+    )
+
+
+def test_what_frameworks_put_into_a_config_by_themselves_passes(server):
+    carried = {
+        "thread_id": "t", "checkpoint_ns": "", "checkpoint_id": None, "run_id": "r", "assistant_id": "a",
+        "graph_id": "g", "user_id": "u", "langgraph_auth_user_id": "u", "__pregel_task_id": "p",
+        "message_history": None,
+    }  # fmt: skip
+    config = {"configurable": {"session_id": "carried", "retrieval": False, "max_tokens": 1, **carried}}
+    chain = RunnableLambda(lambda text: {"input": text}) | server.remote()  # its config reaches the remote chain
+    assert chain.invoke("hi", config)["finish_reason"] == "length"
+    assert server.client.get("/api/v1/conversations/carried").json()["turns"][0]["question"] == "hi"
 
 
 @pytest.mark.parametrize("run", ["invoke", "stream", "batch"])

@@ -5,6 +5,7 @@ Engines and HTTP are real; only what a server of somebody else's does when it fa
 
 import json
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Iterator
@@ -172,12 +173,43 @@ def test_chat_takes_the_models_name_and_says_who_answered(setting: Setting) -> N
     assert (reply["statistics"]["model"], reply["statistics"]["routed_by"]) == ("main", "default")
 
 
-def test_the_address_of_the_model_alone_has_one_model_and_refuses_the_others(setting: Setting) -> None:
-    for path in ("/llm/invoke", "/retrieve/invoke"):
-        error = setting.server.post(path, question("Hi?", None, model="cloud")).json()["error"]
-        assert error["field"] == "config.configurable.model"
-        assert "answers with the model 'main' alone" in error["message"]
-    assert setting.server.post("/llm/invoke", question("Hi?", None, model="main")).status_code == 200
+def all_routed(setting: Setting) -> dict[tuple[str, str], str]:
+    """How often each model was asked, by its name and why."""
+    page = setting.server.client.get("/metrics").text
+    found = re.findall(r'^ragstone:routed_requests_total\{model="(.*)",reason="(.*)"\} (.*)$', page, re.MULTILINE)
+    return {(model, reason): count for model, reason, count in found}
+
+
+def alone(setting: Setting, text: str = "Hi?", headers: dict[str, str] | None = None, **options: Any) -> Any:
+    """What /llm answers, and which models were asked for it and why."""
+    before = all_routed(setting)
+    reply = setting.server.post("/llm/invoke", question(text, None, max_tokens=4, **options), headers=headers or {})
+    return reply, {key for key, count in all_routed(setting).items() if before.get(key) != count}
+
+
+def test_the_model_alone_is_asked_by_name_by_the_rules_and_for_one_that_fails(setting: Setting) -> None:
+    assert alone(setting)[1] == {("main", "default")}
+    assert alone(setting, COMPLEX)[1] == {("cloud", "rule")}
+    assert alone(setting, COMPLEX, model="ragstone-auto")[1] == {("cloud", "rule")}
+    assert alone(setting, COMPLEX, model="main")[1] == {("main", "name")}
+    reply, asked = alone(setting, model="fails")
+    assert (reply.status_code, asked) == (200, {("fails", "name"), ("main", "error")})
+    num_sent = len(setting.theirs.requests)
+    assert alone(setting, COMPLEX, private=True)[1] == {("main", "default")}
+    assert alone(setting, COMPLEX, headers={"X-Ragstone-Private": "yes"})[1] == {("main", "default")}
+    reply, asked = alone(setting, model="cloud", private=True)
+    assert (reply.status_code, reply.json()["error"]["code"], asked) == (403, "private_request", set())
+    assert len(setting.theirs.requests) == num_sent
+    streamed = setting.server.post("/llm/stream", question(COMPLEX, None)).text
+    assert events(streamed)[-1][0] == "end"
+    assert len(setting.theirs.requests) == num_sent + 1
+
+
+def test_the_model_alone_knows_no_model_that_answers_from_documents_only(setting: Setting) -> None:
+    for name in ("absent", "answers-only", "ragstone-rag"):
+        reply = setting.server.post("/llm/invoke", question("Hi?", None, model=name))
+        assert (reply.status_code, reply.json()["error"]["field"]) == (404, "config.configurable.model")
+        assert "'main' and 'spare'" in reply.json()["error"]["message"]
 
 
 def test_engine_url_may_be_of_any_server_of_openais_kind(tmp_path: Path) -> None:
@@ -284,6 +316,9 @@ def test_rules_choose_where_nobody_is_named(setting: Setting) -> None:
     assert (chat["statistics"]["model"], chat["statistics"]["routed_by"]) == ("cloud", "rule")
     rag = ask(setting, "ragstone-rag", COMPLEX).json()
     assert rag["choices"][0]["message"]["statistics"]["model"] == "cloud"
+    assert rag["routing"] == {"reason": "rule", "fallback_because": None}
+    chunks = events(ask(setting, "ragstone-rag", COMPLEX, stream=True).text)
+    assert [json.loads(data)["routing"]["reason"] for _, data in chunks[:-1]] == ["rule"] * (len(chunks) - 1)
 
 
 def test_private_requests_never_reach_a_model_elsewhere(setting: Setting) -> None:

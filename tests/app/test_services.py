@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from app import services as services_module
+from app import sample_handbook
 from app.engines.in_process import engine_config, local_client
 from app.engines.request import EngineRequest
 from app.engines.routing import Route
 from app.errors import DataFolderError, ModelNotFoundError, NotReadyError
-from app.services import HANDBOOK, Services
+from app.sample_handbook import HANDBOOK
+from app.services import Services
 from app.settings import Settings
 from engine.errors import InvalidParameterError, PromptTooLongError, UnsupportedParameterError
 from tests.app.scripted import ScriptedBackend, ScriptedEngineClient
@@ -23,7 +24,7 @@ def handbook(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "one.md").write_text("# One\n\nThe first page.\n")
     (folder / "two.md").write_text("# Two\n\nThe second page.\n")
-    monkeypatch.setattr(services_module, "HANDBOOK", folder)
+    monkeypatch.setattr(sample_handbook, "HANDBOOK", folder)
     return folder
 
 
