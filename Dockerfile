@@ -6,6 +6,8 @@
 FROM python:3.11-slim AS build
 ARG RAGSTONE_EXTRA=cpu
 ARG RAGSTONE_TORCH_INDEX=""
+# More of what pyproject.toml names as extras, such as qdrant-client.
+ARG RAGSTONE_PACKAGES=""
 ENV PIP_NO_CACHE_DIR=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /opt/ragstone
 # What the installed packages depend on, first: a change of our code does not install them again.
@@ -14,6 +16,7 @@ COPY deploy/install.py deploy/
 # The editable install looks at the packages' folders; what is in them comes below.
 RUN for package in app app/cli app/evaluation app/routes engine kernels retrieval retrieval/loaders ui; do mkdir -p $package && touch $package/__init__.py; done \
     && python deploy/install.py
+RUN [ -z "$RAGSTONE_PACKAGES" ] || .venv/bin/python -m pip install --constraint constraints-cpu.txt $RAGSTONE_PACKAGES
 # Some packages carry files that are no modules of this Python, so a failure here says nothing.
 RUN .venv/bin/python -m compileall -q -j 0 .venv/lib || true
 COPY app app

@@ -66,11 +66,12 @@ def llm_chain(choose: ChooseModel) -> Runnable[State, str]:
     """`{"input": str}` -> text of a model alone; of `configurable`, what `choose` looks at and the sampling count."""
     prompt = ChatPromptTemplate.from_messages([("human", "{input}")])
 
-    def chosen(state: State, config: RunnableConfig) -> Runnable[State, str]:
+    # LangChain runs the chain that such a function returns, and answers what that answers.
+    def chosen(state: State, config: RunnableConfig) -> Any:
         options = ChatOptions.of(config.get("configurable", {}))
         return prompt | choose(question_of(state), options).bind(**options.sampling) | TextParser()
 
-    async def achosen(state: State, config: RunnableConfig) -> Runnable[State, str]:
+    async def achosen(state: State, config: RunnableConfig) -> Any:
         return chosen(state, config)
 
     return RunnableLambda(chosen, achosen, name="llm")

@@ -64,8 +64,12 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         memory: MemoryRule,
         passages: PassageRule,
         choose: Choose | None = None,
+        note_grounding: Callable[[Grounding], None] = lambda grounding: None,
     ) -> None:
-        """`choose` tells which model answers a turn; None: `answerer` answers all."""
+        """`choose` tells which model answers a turn; None: `answerer` answers all.
+
+        `note_grounding` is told how each answer that was checked stands to its sources.
+        """
         self.name = "chat"
         self._answerer = answerer
         self._choose = choose
@@ -73,6 +77,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         self._locks = locks
         self._memory = memory
         self._passages = passages
+        self._note_grounding = note_grounding
         self._closing: set[asyncio.Task[None]] = set()
         self._open_turns: list[OpenTurn] = []
 
@@ -178,6 +183,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
                 async for piece in pieces:
                     if isinstance(piece, Grounding):
                         turn.grounding = piece.model_dump()
+                        self._note_grounding(piece)
                     elif piece:
                         turn.answer.append(piece)
                         yield AddableDict(answer=piece)

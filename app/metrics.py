@@ -5,6 +5,7 @@ is the engine's business (`EngineStats`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -12,6 +13,9 @@ from prometheus_client.registry import Collector
 
 from app.engines.client import RequestTimes
 from engine.outputs import EngineStats
+
+if TYPE_CHECKING:
+    from app.answering import Grounding
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -60,6 +64,18 @@ class ServerMetrics:
             ["tenant", "limit"],
             registry=self.registry,
         )
+        self._answers = Counter(
+            "ragstone:grounded_answers",
+            "Answers that were checked against their sources, by mode and by what came of it.",
+            ["mode", "state"],
+            registry=self.registry,
+        )
+        self._sentences = Counter(
+            "ragstone:grounded_sentences",
+            "Sentences of those answers, by whose words they are and whether a source supports them.",
+            ["origin", "supported"],
+            registry=self.registry,
+        )
         self.degraded = Counter(
             "ragstone:degraded_requests", "Requests answered with less.", ["policy"], registry=self.registry
         )
@@ -97,6 +113,12 @@ class ServerMetrics:
     def count_routed(self, model_name: str, reason: str) -> None:
         """A model is asked for an answer."""
         self._routed.labels(model_name, reason).inc()
+
+    def count_grounding(self, grounding: "Grounding") -> None:
+        """An answer was checked."""
+        self._answers.labels(grounding.mode, grounding.state).inc()
+        for sentence in grounding.sentences:
+            self._sentences.labels(sentence.origin, "yes" if sentence.supported else "no").inc()
 
     def watch(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
         """From now on, scrapes show this model too."""

@@ -6,7 +6,9 @@ about to be sent to a model that is not on this machine.
 
 import contextvars
 
+from app.engines.entries import is_here
 from app.errors import RequestError
+from app.settings import Settings
 
 # Says that a request is private, on any route to a model.
 HEADER = "X-Ragstone-Private"
@@ -26,6 +28,12 @@ class PrivateRequestError(RequestError):
             "here, or leave private documents out by naming the collections to search",
             field="model",
         )
+
+
+def readers_elsewhere(settings: Settings) -> list[str]:
+    """Settings whose URL gets the text of documents and is not of this machine."""
+    urls = {"embedding_url": settings.embedding_url, "reranker_url": settings.reranker_url}
+    return [name for name, url in urls.items() if url is not None and not is_here(url)]
 
 
 def is_private() -> bool:

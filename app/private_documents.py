@@ -3,8 +3,8 @@
 A document is private where whoever put it in says so, where its file does (front matter), or by its collection.
 """
 
-from app.engines.entries import is_here
 from app.errors import RequestError
+from app.privacy import readers_elsewhere
 from app.settings import Settings
 from retrieval.records import PRIVATE_KEY, DocumentInfo, Filter
 
@@ -30,12 +30,6 @@ class PrivateDocumentError(RequestError):
 def is_private_document(document: DocumentInfo, settings: Settings) -> bool:
     """Whether its text is shown to models of this machine only."""
     return document.collection in settings.private_collections or document.metadata.get(PRIVATE_KEY) in _PRIVATE_VALUES
-
-
-def readers_elsewhere(settings: Settings) -> list[str]:
-    """Settings whose URL gets the text of documents and is not of this machine."""
-    urls = {"embedding_url": settings.embedding_url, "reranker_url": settings.reranker_url}
-    return [name for name, url in urls.items() if url is not None and not is_here(url)]
 
 
 def require_documents_stay(settings: Settings) -> None:

@@ -22,7 +22,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from app import models, preflight
 from app.child_process import die_with_parent
@@ -287,6 +287,30 @@ def _set_ways_to_stop(server: "uvicorn.Server", services: "Services", ui: "UIPro
 # ── the UI ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# Started in the repository, so that `-m ui` is this project's and no folder `ui` where a person happens to be.
+REPOSITORY = Path(__file__).resolve().parent.parent
+UI_COMMAND = (sys.executable, "-m", "ui")
+
+
+def _ui_environment(settings: Settings, api_url: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RAGSTONE_API_URL": api_url,
+        "RAGSTONE_UI_HOST": settings.host,
+        "RAGSTONE_UI_PORT": str(settings.ui_port),
+        "RAGSTONE_UI_DATA": str(settings.ui_dir),
+        "RAGSTONE_MAX_UPLOAD_BYTES": str(settings.max_upload_bytes),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def serve_ui(settings: Settings, api_url: str | None) -> NoReturn:
+    """Becomes the chat page, for the API at a URL; None: for the one that the settings describe."""
+    environment = _ui_environment(settings, api_url or base_url(settings.host, settings.port))
+    os.chdir(REPOSITORY)
+    os.execve(sys.executable, UI_COMMAND, environment)  # nosec B606: this very interpreter
+
+
 class UIProcess:
     """`python -m ui` as a child that ends with this process, however this process ends.
 
@@ -303,21 +327,10 @@ class UIProcess:
     def __enter__(self) -> "UIProcess":
         settings = self._settings
         settings.ui_dir.mkdir(parents=True, exist_ok=True)
-        environment = {
-            **os.environ,
-            "RAGSTONE_API_URL": base_url(settings.host, settings.port),
-            "RAGSTONE_UI_HOST": settings.host,
-            "RAGSTONE_UI_PORT": str(settings.ui_port),
-            "RAGSTONE_UI_DATA": str(settings.ui_dir),
-            "RAGSTONE_API_KEYS": "on" if preflight.keys_required(settings) else "off",
-            "RAGSTONE_MAX_UPLOAD_BYTES": str(settings.max_upload_bytes),
-            "PYTHONUNBUFFERED": "1",
-        }
-        # Started in the repository, so that `-m ui` is this project's and no folder `ui` where a person happens to be.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ui"],
-            env=environment,
-            cwd=Path(__file__).resolve().parent.parent,
+            UI_COMMAND,
+            env=_ui_environment(settings, base_url(settings.host, settings.port)),
+            cwd=REPOSITORY,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -326,6 +326,7 @@ class Services:
             memory=MemoryRule(settings.memory_kind, settings.memory_turns, settings.memory_tokens),
             passages=self._answerers.passages,
             choose=None if self.table.is_one_here else self._choose,
+            note_grounding=self.metrics.count_grounding,
         )
         self._llm = chains.llm_chain(self._choose_alone)
         self._retrieve = chains.retrieve_chain(self._search, settings.num_passages)

@@ -108,6 +108,25 @@ def engine(
     raise typer.Exit(serve_engine(settings, socket))
 
 
+@server_cli.command(epilog="Example: ragstone ui --api-url http://box.lan:8080 --ui-port 9001")
+def ui(
+    api_url: Annotated[
+        str | None,
+        typer.Option("--api-url", metavar="URL", envvar="RAGSTONE_API_URL", help="The API (default: by the settings)."),
+    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    ui_port: UIPortOption = None,
+    data: DataOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Serve the chat page alone, for an API that runs already, here or elsewhere, until Ctrl+C.
+
+    Who uses the page is asked for a key where that API wants one. Uploads on their way are kept in the data folder.
+    """
+    process.serve_ui(read_settings(config, host=host, port=port, ui_port=ui_port, data=data), api_url)
+
+
 @server_cli.command(epilog="Example: ragstone status --port 9000 && echo ready")
 def status(
     host: HostOption = None,

@@ -30,6 +30,8 @@ class ModelEntry(BaseModel):
     uses: tuple[Use, ...] = Field(BOTH_USES, min_length=1)
     fallback: tuple[str, ...] = Field((), description="Models that are asked, in order, where it cannot answer.")
     max_model_len: int | None = Field(None, ge=16)
+    price_per_million_prompt_tokens: float | None = Field(None, ge=0.0)
+    price_per_million_output_tokens: float | None = Field(None, ge=0.0)
 
     load: Literal["always", "on_demand"] = "always"
     idle_s: float = Field(600.0, gt=0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.engines.entries import ModelEntry, RouteRule, faults_of
 from app.errors import SettingsError
-from app.private_documents import readers_elsewhere
+from app.privacy import readers_elsewhere
 from app.settings import Settings
 
 

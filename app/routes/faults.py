@@ -57,6 +57,9 @@ STATUS_OF_CODE: Mapping[str, int] = {
     "store_full": 507,
     "store_unavailable": 503,
     "store_closed": 503,
+    "embedder_unavailable": 503,
+    "embedder_mismatch": 503,
+    "reranker_unavailable": 503,
 }
 
 

@@ -36,9 +36,16 @@ def create_router(settings: Settings, store: UsageStore) -> APIRouter:
     """/api/v1/usage."""
     router = APIRouter(prefix="/api/v1/usage", tags=["usage"])
 
-    def cost(counts: Counts) -> float:
-        prompt = counts.num_prompt_tokens * settings.price_per_million_prompt_tokens
-        return (prompt + counts.num_output_tokens * settings.price_per_million_output_tokens) / MILLION
+    # A model's own price goes before the one for all.
+    entries = {entry.name: entry for entry in settings.models}
+
+    def cost(model: str, counts: Counts) -> float:
+        own = entries.get(model)
+        prompt = own.price_per_million_prompt_tokens if own else None
+        output = own.price_per_million_output_tokens if own else None
+        prompt = settings.price_per_million_prompt_tokens if prompt is None else prompt
+        output = settings.price_per_million_output_tokens if output is None else output
+        return (counts.num_prompt_tokens * prompt + counts.num_output_tokens * output) / MILLION
 
     @router.get("", response_model=Usage)
     async def usage(
@@ -50,7 +57,7 @@ def create_router(settings: Settings, store: UsageStore) -> APIRouter:
         rows = await asyncio.to_thread(store.read, since=since.isoformat() if since else "", tenant=of)
         return {
             "usage": [
-                {"day": day, "tenant": tenant, "model": model, **vars(counts), "cost": cost(counts)}
+                {"day": day, "tenant": tenant, "model": model, **vars(counts), "cost": cost(model, counts)}
                 for day, tenant, model, counts in rows
             ]
         }

@@ -237,6 +237,27 @@ def test_metrics_have_vllms_names_and_count_what_happened(server):
     assert server.client.get("/metrics").headers["content-type"].startswith("text/plain; version=")
 
 
+def test_how_answers_stand_to_their_sources_is_counted(server):
+    def read():
+        text = server.client.get("/metrics").text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {
+            (sample.name.removeprefix("ragstone:grounded_"), *sample.labels.values()): sample.value
+            for sample in samples
+            if sample.name.startswith("ragstone:grounded_") and sample.name.endswith("_total")
+        }
+
+    before = read()
+    asked = ("What does TTFT measure?", "Who won the cup in 1954?")
+    answers = [server.post("/chat/invoke", question(text, "counted")).json()["output"] for text in asked]
+    assert [answer["grounding"]["state"] for answer in answers] == ["answered", "not_found"]
+    counted = {key: value - before.get(key, 0) for key, value in read().items()}
+    assert counted["answers_total", "strict", "answered"] == 1
+    assert counted["answers_total", "strict", "not_found"] == 1
+    sentences = [sentence for answer in answers for sentence in answer["grounding"]["sentences"]]
+    assert sum(value for key, value in counted.items() if key[0] == "sentences_total") == len(sentences) > 0
+
+
 def test_the_front_door_leads_to_the_documentation(server):
     response = server.client.get("/", follow_redirects=True)
     assert response.status_code == 200

@@ -81,6 +81,7 @@ def test_commands_are_those_of_the_design() -> None:
         "settings",
         "status",
         "sync",
+        "ui",
         "watch",
     ]
 

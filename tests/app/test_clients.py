@@ -1,6 +1,7 @@
-"""Clients that people have already, unchanged but for the address: LangChain's for OpenAI and for NVIDIA, and curl."""
+"""Clients that people have already, unchanged but for the address: LangChain's for OpenAI and NVIDIA, curl, and wrk."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -11,7 +12,8 @@ from langchain_nvidia_ai_endpoints import ChatNVIDIA, NVIDIAEmbeddings
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
-from tests.app.serving import events
+from tests.app.scripted import ScriptedEngineClient
+from tests.app.serving import RunningServer, events, scripted_app
 
 MODEL = "smollm2-135m-instruct"
 EMBEDDING = "all-minilm-l6-v2"
@@ -136,3 +138,23 @@ def test_curl_gets_answers_streams_and_errors(server):
     failed = curl("/v1/chat/completions", {**body, "model": "gpt-4"}, "-w", "%{http_code}")
     assert failed.endswith("404")
     assert len(json.loads(curl("/v1/embeddings", {"model": EMBEDDING, "input": "a"}))["data"][0]["embedding"]) == 384
+
+
+LOAD = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+wrk.body = '{"model": "scripted", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+"""
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_wrk_loads_streams_from_many_connections_without_an_error(tmp_path):
+    script = tmp_path / "load.lua"
+    script.write_text(LOAD)
+    with RunningServer(scripted_app(tmp_path / "data", ScriptedEngineClient())) as server:
+        server.wait_until_ready()
+        command = ["wrk", "-t1", "-c32", "-d2s", "-s", str(script), f"{server.url}/v1/chat/completions"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert int(re.search(r"(\d+) requests in", told)[1]) > 0
+    assert "Non-2xx" not in told
+    assert "Socket errors" not in told

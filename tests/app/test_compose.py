@@ -1,20 +1,27 @@
-"""compose.yaml, Dockerfile and their health checks, as far as they can be checked without a container engine."""
+"""compose.yaml, Dockerfile and their health checks, as far as they can be checked without a container engine.
+
+The services that are ours, and Redis, are also run as the file says, as plain processes on this machine.
+"""
 
 import http.server
+import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import pytest
 import yaml
 
 from app.settings import OTHER_VARIABLES, Settings
+from tests.app.serving import question, wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -109,7 +116,9 @@ def test_compose_file_follows_the_schema(compose: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(COMPOSE).validate(compose)
     started = {name for name, service in compose["services"].items() if "profiles" not in service}
     assert started == {"api", "ui"}  # what `docker compose up` starts
-    assert set(compose["services"]) - started == {"engine", "engine-gpu", "redis", "postgres", "prometheus", "grafana"}
+    assert set(compose["services"]) - started == {
+        "engine", "engine-gpu", "redis", "postgres", "qdrant", "prometheus", "grafana",
+    }  # fmt: skip
 
 
 def test_services_of_ours_run_one_image_and_volumes_are_declared(compose: dict[str, Any]) -> None:
@@ -248,3 +257,91 @@ def test_prometheus_asks_the_api_by_its_services_name_and_port(compose: dict[str
         (REPOSITORY / "deploy/grafana/provisioning/datasources/prometheus.yml").read_text(encoding="utf-8")
     )
     assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+
+
+# ── the same services as plain processes ─────────────────────────────────────────────────────────────────────────────
+
+
+class Topology:
+    """Services of the compose file as processes: each under a free port, with its data in a folder of its own."""
+
+    def __init__(self, compose: dict[str, Any], folder: Path, chosen: dict[str, str]) -> None:
+        self._services, self._folder, self._chosen = compose["services"], folder, chosen
+        self._ports = {("engine", "8000"): free_port(), ("api", "8080"): free_port(), ("ui", "7860"): free_port()}
+        self._ports["redis", "6379"] = free_port()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Topology":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def url(self, service: str) -> str:
+        """Where a service of ours answers."""
+        (port,) = (mine for (name, _), mine in self._ports.items() if name == service)
+        return f"http://127.0.0.1:{port}"
+
+    def start(self, service: str) -> None:
+        """Runs a service with its command and environment, and waits until its health check says that it is well."""
+        entry = self._services[service]
+        (inside,) = (port for name, port in self._ports if name == service)
+        command = [self._here(word, service, inside) for word in entry["command"]]
+        if service == "redis":
+            command += ["--port", str(self._ports["redis", "6379"])]
+        programs = {"python": sys.executable, "ragstone": str(Path(sys.executable).parent / "ragstone")}
+        command[0] = programs.get(command[0], command[0])
+        folder = self._folder / service
+        folder.mkdir()
+        given = {name: self._here(value, service, inside) for name, value in entry.get("environment", {}).items()}
+        environment = {**os.environ, **given, "PYTHONPATH": str(REPOSITORY)} | (
+            {"RAGSTONE_SAMPLE_KB": "false"} if service == "api" else {}
+        )
+        process = subprocess.Popen(command, env=environment, cwd=REPOSITORY if command[1] == "-m" else folder)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.terminate)
+        _, *check = (self._here(word, service, inside) for word in entry["healthcheck"]["test"])
+        check = [programs.get(check[0], check[0]), *check[1:]]
+        if service == "redis":
+            check[1:1] = ["-p", str(self._ports["redis", "6379"])]
+
+        def is_well() -> bool:
+            assert process.poll() is None, f"{service} ended"
+            return subprocess.run(check, capture_output=True, timeout=60, check=False).returncode == 0
+
+        wait_until(is_well, 300)
+
+    def _here(self, text: str, service: str, inside: str) -> str:
+        """A word of the file as it is on this machine: variables, names of services, ports and folders."""
+        text = re.sub(r"\$\{(\w+):-(.*?)\}", lambda found: self._chosen.get(found[1], found[2]), text)
+        for (name, port), mine in self._ports.items():
+            text = text.replace(f"://{name}:{port}", f"://127.0.0.1:{mine}")
+        text = text.replace(f"127.0.0.1:{inside}/", f"127.0.0.1:{self._ports[service, inside]}/")
+        text = str(self._ports[service, inside]) if text == inside else text
+        text = "127.0.0.1" if text == "0.0.0.0" else text
+        return str(self._folder / service) if text == "/data" else text
+
+
+@pytest.mark.slow
+def test_the_services_run_as_the_file_says_as_plain_processes_and_answer(
+    compose: dict[str, Any], chat_model_path: Path, embedding_model_path: Path, tmp_path: Path
+) -> None:
+    chosen = {"RAGSTONE_ENGINE_URL": "http://engine:8000", "RAGSTONE_MAX_TOKENS": "32"}
+    has_redis = shutil.which("redis-server") is not None
+    if has_redis:
+        chosen["RAGSTONE_HISTORY_URL"] = "redis://redis:6379/0"
+    with Topology(compose, tmp_path, chosen) as running:
+        for service in (*(["redis"] if has_redis else []), "engine", "api", "ui"):
+            running.start(service)
+        api = httpx.Client(base_url=running.url("api"), timeout=60)
+        document = ("owls.md", b"# Owls\n\nThe owl of the library is called Ottilie.\n")
+        assert api.post("/api/v1/documents", files=[("files", document)]).json()["results"][0]["status"] == "added"
+        answer = api.post("/chat/invoke", json=question("What is the owl of the library called?", "composed")).json()
+        assert "Ottilie" in answer["output"]["answer"]
+        said = [turn["answer"] for turn in api.get("/api/v1/conversations/composed").json()["turns"]]
+        assert said == [answer["output"]["answer"]]
+        assert not has_redis or not list((tmp_path / "api").glob("conversations*"))  # they are where the URL says
+        page = httpx.get(running.url("ui"), follow_redirects=True)
+        assert (page.status_code, "text/html" in page.headers["content-type"]) == (200, True)
+        generated = httpx.get(f"{running.url('engine')}/metrics").text
+        assert 'ragstone:request_success_total{finished_reason="' in generated  # the engine there has answered

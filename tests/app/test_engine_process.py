@@ -6,6 +6,8 @@ The process is real (`ragstone engine` on a Unix socket, the default model); so 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +43,9 @@ from engine.errors import (
 from engine.outputs import OutputDelta, TokenLogprob, ToolCallDelta
 from tests.app.scripted import ScriptedBackend, ScriptedEngineClient
 from tests.app.serving import RunningServer, ScriptedKnowledgeBase, events, question, wait_until
+from tests.app.test_operations import free_port
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 ENGINE = {"max_num_seqs": 2, "max_num_batched_tokens": 256, "max_tokens": 12}
 
@@ -331,6 +336,40 @@ def test_what_came_since_runs_while_there_is_room_and_then_waits(
     stats = replace(NOTHING_COUNTED, num_running=before[0], num_waiting=before[1], max_num_seqs=2)
     counted = with_others(stats, num_more)
     assert (counted.num_running, counted.num_waiting) == after
+
+
+def test_sigterm_lets_an_answer_of_the_engines_process_finish_and_ends_with_0(
+    chat_model_path: Path, tmp_path: Path
+) -> None:
+    port = free_port()
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RAGSTONE_ENGINE_MODE": "process"}
+    command = [sys.executable, "-m", "app", "serve", "--no-ui", "--no-sample-kb", "--port", str(port)]
+    process = subprocess.Popen([*command, "--data", str(tmp_path)], env=environment)
+    address = f"http://127.0.0.1:{port}"
+
+    def readiness() -> int:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"{address}/v1/health/ready").status_code
+        except httpx.TransportError:
+            return 0
+
+    try:
+        wait_until(lambda: readiness() == 200, 200)
+        body = completion(stream=True, max_tokens=100, ignore_eos=True)
+        with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=60) as response:
+            text = ""
+            for piece in response.iter_text():
+                if not text:
+                    process.send_signal(signal.SIGTERM)
+                    wait_until(lambda: readiness() == 503)
+                text += piece
+        assert '"finish_reason":"length"' in text
+        assert events(text)[-1][1] == "[DONE]"
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_degraded_server_says_why_and_takes_requests(split: RunningServer) -> None:

@@ -23,7 +23,7 @@ from engine.errors import (
     QueueFullError,
     StepFailedError,
 )
-from retrieval.errors import StoreBusyError, StoreFullError
+from retrieval.errors import EmbedderError, RerankerError, StoreBusyError, StoreFullError
 from tests.app.scripted import ScriptedEngineClient
 from tests.app.serving import RunningServer, events, question, scripted_app, wait_until
 
@@ -44,6 +44,8 @@ STREAMS = ("stream", "stream_log", "stream_events")
         (DeadlineExceededError(2.5, 0, was_running=False), 504, "deadline_exceeded", None),
         (StoreBusyError("busy"), 503, "store_busy", None),
         (StoreFullError("full"), 507, "store_full", None),
+        (EmbedderError("no answer"), 503, "embedder_unavailable", None),
+        (RerankerError("no answer"), 503, "reranker_unavailable", None),
         (TimeoutError("too slow"), 504, "timeout", None),
     ],
 )

@@ -1,10 +1,14 @@
-"""A disk that is full while conversations are written: said as such, nothing acknowledged lost, and over when it is.
+"""A disk that is full, or a file that another process locks, while conversations are written.
+
+Said as such, nothing acknowledged lost, and over when it is.
 
 The real store on a real file that may not grow: SQLite's own limit says what a full disk makes it say.
 """
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -67,3 +71,43 @@ def test_an_answer_that_cannot_be_kept_is_not_said_to_be_whole(full: FullServer)
     answered = full.server.post("/chat/invoke", question("Again?", "long")).json()["output"]
     turns = full.server.client.get("/api/v1/conversations/long").json()["turns"]
     assert (turns[-1]["answer"], answered["answer"]) == (LONG, LONG)
+
+
+def test_a_file_that_another_process_keeps_locked_is_503_until_it_is_free(full: FullServer) -> None:
+    store = full.server.services.history
+    assert isinstance(store, SQLiteConversationStore)
+    store._rows("PRAGMA busy_timeout = 200")
+    ((_, _, path),) = store._rows("PRAGMA database_list")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        for run in ("invoke", "stream"):
+            response = full.server.post(f"/chat/{run}", question("Now?", "kept"))
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "store_busy")
+            assert int(response.headers["Retry-After"]) > 0
+        # What was answered before is read all the while.
+        (turn,) = full.server.client.get("/api/v1/conversations/kept").json()["turns"]
+        assert (turn["question"], turn["answer"]) == ("Before?", "fine.")
+        other.execute("ROLLBACK")
+    assert full.server.post("/chat/invoke", question("Now?", "kept")).status_code == 200
+    turns = full.server.client.get("/api/v1/conversations/kept").json()["turns"]
+    assert [(turn["question"], turn["answer"]) for turn in turns] == [("Before?", "fine."), ("Now?", "fine.")]
+
+
+def test_an_answer_whose_storing_meets_a_lock_is_not_said_to_be_whole(full: FullServer) -> None:
+    store = full.server.services.history
+    assert isinstance(store, SQLiteConversationStore)
+    store._rows("PRAGMA busy_timeout = 200")
+    ((_, _, path),) = store._rows("PRAGMA database_list")
+    full.engine.pieces, full.engine.delay_s = ["one ", "two ", "three."], 0.3
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        with full.server.client.stream("POST", "/chat/stream", json=question("Slow?", "slow")) as response:
+            text = ""
+            for piece in response.iter_text():
+                text += piece
+                if "one " in text and not other.in_transaction:
+                    other.execute("BEGIN IMMEDIATE")
+        other.execute("ROLLBACK")
+    assert [name for name, _ in events(text) if name in ("end", "error")] == ["error"]
+    assert json.loads(events(text)[-1][1])["code"] == "store_busy"
+    (turn,) = full.server.client.get("/api/v1/conversations/slow").json()["turns"]
+    assert (turn["question"], turn["interrupted"]) == ("Slow?", True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import uuid
 
 import httpx
 import jsonschema
@@ -115,9 +116,11 @@ async def test_log_and_events_of_a_run_reach_the_client(server):
     async for patch in chat.astream_log({"input": TTFT}, config("log")):
         final = patch if final is None else final + patch
     assert sorted(final.state["final_output"]) == OUTPUT_KEYS
-    kinds = [
-        entry["event"] async for entry in chat.astream_events({"input": TTFT}, version="v2", config=config("events"))
-    ]
+    assert uuid.UUID(final.state["id"])
+    told = [entry async for entry in chat.astream_events({"input": TTFT}, version="v2", config=config("events"))]
+    kinds = [entry["event"] for entry in told]
+    assert uuid.UUID(told[0]["run_id"])
+    assert told[-1]["run_id"] == told[0]["run_id"]  # of the run as a whole, by which a trace of the server is found
     assert kinds[0] == "on_chain_start"
     assert kinds[-1] == "on_chain_end"
     assert "on_chat_model_stream" in kinds

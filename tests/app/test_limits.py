@@ -184,6 +184,18 @@ def test_usage_is_the_tenants_own_and_all_of_it_for_an_admin(limited: Limited) -
     assert [entry["tenant"] for entry in usage("root")] == ["busy", "free"]
 
 
+def test_a_models_own_price_goes_before_the_one_for_all(tmp_path: Path) -> None:
+    models = [{"name": "scripted", "price_per_million_output_tokens": 8.0}]
+    prices = {"price_per_million_prompt_tokens": 1.0, "price_per_million_output_tokens": 2.0}
+    with RunningServer(scripted_app(tmp_path, models=models, **prices)) as server:
+        server.wait_until_ready()
+        for model in ("scripted", "other"):
+            server.services.observe(model, RequestTimes(tenant="t", num_prompt_tokens=100, num_output_tokens=10))
+        usage = server.client.get("/api/v1/usage").json()["usage"]
+    costs = {entry["model"]: entry["cost"] for entry in usage}
+    assert costs == {"scripted": 180 / 1_000_000, "other": 120 / 1_000_000}
+
+
 # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from app import preflight
 from app.errors import DataFolderError, PortInUseError, StartupError
 from app.serve import base_url
 from app.settings import Settings
+from tests.app.serving import wait_until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE_S = 120.0
@@ -392,3 +394,30 @@ def test_stopped_server_stops_its_ui_without_calling_it_a_failure(start: Callabl
     assert not runs(pid)
     assert "ended by itself" not in server.log
     assert "Traceback" not in server.log
+
+
+def test_the_page_alone_is_served_for_an_api_that_runs_already(tmp_path: Path) -> None:
+    api, page = free_port(), free_port()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAGSTONE_")}
+    where = ["--api-url", f"http://127.0.0.1:{api}/"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app", "ui", "--ui-port", str(page), "--data", str(tmp_path / "data"), *where],
+        env={**kept, "PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+    )
+    try:
+
+        def shown() -> str:
+            assert process.poll() is None
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{page}/", timeout=30) as answer:
+                    return str(answer.read().decode())
+            except OSError:
+                return ""
+
+        wait_until(lambda: shown() != "", 120)
+        assert "Ragstone" in shown()
+        assert list((tmp_path / "data").iterdir()) == [tmp_path / "data" / "ui"]
+    finally:
+        process.terminate()
+        assert process.wait(60) in (0, -signal.SIGTERM)
