@@ -114,6 +114,8 @@ def _run(engine: "Engine", num_steps: int, named: Callable[[int], AbstractContex
 
 def _end(engine: "Engine") -> None:
     engine.abort("profile")
+    while engine.has_work:  # an overlapped step is still under way
+        engine.step()
 
 
 @contextmanager

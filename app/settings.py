@@ -144,6 +144,10 @@ class Settings(BaseSettings):
     )
     num_draft_tokens: int = Field(8, ge=1, le=64, description="Most tokens guessed at in one step.")
     enable_prefix_caching: bool = Field(True, description="Reuse the KV blocks of equal prompt beginnings.")
+    overlap_scheduling: bool = Field(
+        False,
+        description="Plan a step while the one before it runs: the same answers; for GPUs, of no use on a CPU.",
+    )
     check_integrity: bool = Field(False, description="Check the KV cache's books after every step (for tests).")
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────

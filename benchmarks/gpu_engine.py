@@ -1,4 +1,4 @@
-"""Parts of `benchmarks/gpu.py` that drive the engine over random weights: equivalences, decode, offline, prefix."""
+"""Parts of `benchmarks/gpu.py` that drive the engine over random weights."""
 
 from __future__ import annotations
 
@@ -130,17 +130,14 @@ def _bytes_of(decoder: Any) -> int:
 
 def _decode_step_s(bench: Bench, engine: Any, batch: int, vocab: int) -> tuple[float, int, float]:
     """(median seconds of a step in which every sequence decodes, mean context, seconds beside the recorded layers)."""
-    import torch
-
     steps = bench.size(48, 1)
     prompts = _prompts(bench, batch, bench.size(128, 4), bench.size(128, 4), vocab, seed=batch)
     params = SamplingParams(max_tokens=steps + 8, temperature=0, ignore_eos=True)
     for prompt in prompts:
         engine.add(engine.make_requests(prompt, params))
-    while engine.scheduler.waiting or any(not request.is_decoding for request in engine.scheduler.running):
-        _step(engine)
+    _read_prompts(engine)
     _step(engine)
-    times, replay_times = [], []
+    times = []
     for _ in range(steps):
         bench.synchronize()
         start = time.perf_counter()
@@ -148,21 +145,96 @@ def _decode_step_s(bench: Bench, engine: Any, batch: int, vocab: int) -> tuple[f
         bench.synchronize()
         times.append(time.perf_counter() - start)
     context = sum(request.num_tokens for request in engine.scheduler.running) // max(1, len(engine.scheduler.running))
-    graphs = engine.runner.decoder.graphs
-    if not bench.dry_run and graphs is not None:
-        # The recorded layers alone, again and again: the rest of a step is the head, sampling and the scheduler.
-        bucket = next(size for size in graphs.buckets if size >= batch)
-        for _ in range(10):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            graphs._replays[1, bucket]()
-            end.record()
-            end.synchronize()
-            replay_times.append(begin.elapsed_time(end) / 1e3)
+    median, replay_s = sorted(times)[len(times) // 2], _replay_s(bench, engine, batch)
     while engine.has_work:
         _step(engine)
-    median = sorted(times)[len(times) // 2]
-    return median, context, median - sorted(replay_times)[len(replay_times) // 2] if replay_times else 0.0
+    return median, context, median - replay_s if replay_s else 0.0
+
+
+def _read_prompts(engine: Any) -> None:
+    while engine.scheduler.waiting or any(not request.is_decoding for request in engine.scheduler.running):
+        _step(engine)
+
+
+def _replay_s(bench: Bench, engine: Any, batch: int) -> float:
+    """Seconds of the recorded layers alone, again and again; the rest of a step is the head, sampling, the scheduler.
+
+    0 where nothing is recorded.
+    """
+    import torch
+
+    graphs = engine.runner.decoder.graphs
+    if bench.dry_run or graphs is None:
+        return 0.0
+    bucket = next(size for size in graphs.buckets if size >= batch)
+    times = []
+    for _ in range(10):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graphs._replays[1, bucket]()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return sorted(times)[len(times) // 2]
+
+
+def overlap(bench: Bench) -> list[dict[str, Any]]:
+    """Qwen3-0.6B's shapes, decoding with overlapped scheduling and without: tokens a second, seconds between replays.
+
+    Requests are greedy, drawn and penalised in turn; both ways must give the same tokens.
+    """
+    vocab, steps = bench.size(QWEN3_600M["vocab_size"], 320), bench.size(128, 2)
+    engine = bench.engine(
+        QWEN3_600M, dtype="bfloat16", max_num_seqs=256, max_num_batched_tokens=16384, max_model_len=4096,
+        speculation="off", enable_prefix_caching=False, overlap_scheduling=True,
+    )  # fmt: skip
+    rows = []
+    for batch in (1, 64, 256) if not bench.dry_run else (2,):
+        if not bench.has_time(f"overlap batch {batch}"):
+            continue
+        # Prompts that are read in one step, so that both ways compute the same steps.
+        prompts = _prompts(bench, batch, bench.size(64, 4), bench.size(64, 4), vocab, seed=batch)
+        row: dict[str, Any] = {"batch": batch}
+        answers = {}
+        for name, overlaps in (("one by one", False), ("overlapped", True)):
+            engine.launcher.overlaps, before = overlaps, engine.num_overlapped_steps
+            answers[name], step_s, gap_s = _decode_together(bench, engine, prompts, steps)
+            if (engine.num_overlapped_steps > before) != overlaps:
+                raise AssertionError(f"{engine.num_overlapped_steps - before} steps were overlapped ({name})")
+            row[name] = {"tokens_per_s": batch / step_s, "gap_s": gap_s}
+        if answers["one by one"] != answers["overlapped"]:
+            raise AssertionError(f"overlapped scheduling gives other tokens at batch {batch}")
+        rows.append(row)
+    del engine
+    bench.free()
+    return rows
+
+
+def _decode_together(
+    bench: Bench, engine: Any, prompts: list[list[int]], steps: int
+) -> tuple[list[list[int]], float, float]:
+    """(answers, mean seconds of a step in which all decode, those beside the recorded layers).
+
+    The device is not waited for between steps, other than the engine does by itself.
+    """
+    kinds: list[dict[str, Any]] = [{"temperature": 0}, {"top_p": 0.95}, {"frequency_penalty": 0.3}]
+    requests = []
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=steps + 8, seed=index, ignore_eos=True, **kinds[index % len(kinds)])
+        requests += engine.make_requests(prompt, params)
+        engine.add(requests[-1:])
+    _read_prompts(engine)
+    _step(engine)
+    bench.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        _step(engine)
+    bench.synchronize()
+    step_s = (time.perf_counter() - start) / steps
+    while engine.has_work:
+        _step(engine)
+    replay_s = _replay_s(bench, engine, len(prompts))
+    return [request.output_token_ids for request in requests], step_s, step_s - replay_s if replay_s else 0.0
 
 
 def _step(engine: Any) -> None:

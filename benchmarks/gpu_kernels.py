@@ -134,7 +134,7 @@ def _choices(device: torch.device, dtype: torch.dtype, small: bool) -> Iterator[
     ids = torch.arange(vocab)
     plain = [Draw(0.8, 0, 1.0, 0.0, seed, 7) for seed in range(rows)]
     yield KernelCase(
-        "sample_rows", lambda: torch.tensor(sample_rows(logits, plain)),
+        "sample_rows", lambda: sample_rows(logits, plain).cpu(),
         lambda: torch.stack(
             [(row.cpu() / 0.8).double() + gumbel_noise(d.seed, 7, ids) for row, d in zip(logits, plain, strict=True)]
         ).argmax(-1),
@@ -142,8 +142,8 @@ def _choices(device: torch.device, dtype: torch.dtype, small: bool) -> Iterator[
     )  # fmt: skip
     filtered = [Draw(0.8, 50, 0.9, 0.0, seed, 7) for seed in range(rows)]
     yield KernelCase(
-        "sample_rows top_k top_p", lambda: torch.tensor(sample_rows(logits, filtered)),
-        lambda: torch.tensor(sample_rows(logits, filtered)), 0.0, logits.numel() * 4,
+        "sample_rows top_k top_p", lambda: sample_rows(logits, filtered).cpu(),
+        lambda: sample_rows(logits, filtered).cpu(), 0.0, logits.numel() * 4,
     )  # fmt: skip
     count, dim = (100, 16) if small else (1_000_000, 384)
     vectors = torch.randn(count, dim, device=device).to(dtype)

@@ -52,6 +52,11 @@ class EngineConfig:
         num_draft_tokens: most proposals for one sequence in a step.
         max_speculative_rows: tokens of a step, proposals included, up to which any are made.
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
+        overlap_scheduling: plan and launch a step while the one before it runs, so that a GPU does not wait for the
+            host in between; tokens are the same. A request's end is seen one step late. On a CPU, where planning and
+            computing take the same cores, it gains nothing. Steps that hold constrained answers, log-probabilities,
+            a logit bias or drafts are not overlapped, nor any while speculation may draft (fewer than
+            `max_speculative_rows` sequences).
         deterministic: make every token's logits independent of what else is computed in the step: the same bits alone
             and in a batch, in chunks of any size, from a warm cache, after a preemption, with speculation. Slower; for
             tests and for comparing runs.
@@ -78,6 +83,7 @@ class EngineConfig:
     num_draft_tokens: int = 8
     max_speculative_rows: int = 32
     enable_prefix_caching: bool = True
+    overlap_scheduling: bool = False
     deterministic: bool = False
     check_integrity: bool = False
 
@@ -101,7 +107,7 @@ class EngineConfig:
             if getattr(self, field) is not None:
                 check_integer(field, getattr(self, field), 1, MOST)
         check_number("stall_timeout_s", self.stall_timeout_s, 0, threading.TIMEOUT_MAX, above_low=True)
-        for field in ("enable_prefix_caching", "deterministic", "check_integrity"):
+        for field in ("enable_prefix_caching", "overlap_scheduling", "deterministic", "check_integrity"):
             check_bool(field, getattr(self, field))
         for field in ("model", "device") + (("draft_model",) if self.draft_model is not None else ()):
             value = getattr(self, field)

@@ -30,6 +30,7 @@ from kernels import (
 )
 from kernels.int4_matmul import Int4Weight
 from kernels.kv_pool import FLOAT8_MAX
+from kernels.transfer import to_device
 
 
 class DecoderLayer:
@@ -271,7 +272,6 @@ class Decoder:
         if self.graphs is not None:
             if is_abandoned is not None and is_abandoned():
                 raise StepAbandonedError("every request of this step has been aborted")
-            # Before the replay: bringing them over waits for what the device is doing.
             rows = self._ids(batch.rows) if len(batch.rows) != len(batch.token_ids) else None
             states = self.graphs.replay(batch)
             if states is not None:
@@ -288,7 +288,7 @@ class Decoder:
         )
         positions, rows = self._ids(batch.positions), self._ids(batch.rows)
         step = StepTensors(self.cos[positions], self.sin[positions], self._ids(batch.slots), attention)
-        hidden, residual = embedding(self._ids(batch.token_ids), self.embeddings), None
+        hidden, residual = embedding(batch.complete_ids(self._ids(batch.token_ids)), self.embeddings), None
         for layer, pool in zip(self.layers, self.pools, strict=True):
             if is_abandoned is not None and is_abandoned():
                 raise StepAbandonedError("every request of this step has been aborted")
@@ -299,7 +299,7 @@ class Decoder:
         return logits
 
     def _ids(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.embeddings.device)
+        return to_device(torch.tensor(values, dtype=torch.int64), self.embeddings.device)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,40 +7,27 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
+from engine.answer_end import end_of
 from engine.chat_template import ChatTemplate
+from engine.choices import Choice
 from engine.collector import paused_collector
 from engine.config import EngineConfig
 from engine.detokenizer import Detokenizer
 from engine.draft_model import DraftModel
-from engine.errors import (
-    DeadlineExceededError,
-    EngineError,
-    InvalidParameterError,
-    PromptTooLongError,
-    StepAbandonedError,
-    StepFailedError,
-)
+from engine.errors import DeadlineExceededError, EngineError, InvalidParameterError, StepFailedError
 from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.model_runner import ModelRunner
-from engine.outputs import (
-    FINISH_ABORT,
-    FINISH_ERROR,
-    FINISH_LENGTH,
-    FINISH_STOP,
-    Completion,
-    EngineStats,
-    OutputDelta,
-    RequestOutput,
-    TokenLogprob,
-)
+from engine.offline import generate_all
+from engine.outputs import FINISH_ABORT, FINISH_ERROR, EngineStats, OutputDelta, RequestOutput, TokenLogprob
 from engine.parameter_check import as_tuple
 from engine.request import Request, RequestStatus
-from engine.request_check import check_ids, check_urgency
-from engine.sampler import Choice, Sampler
+from engine.request_check import check_ids, check_urgency, longest_answer
+from engine.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepPlan
 from engine.speculation import Drafter, NgramDrafter, Speculator
+from engine.step_launch import LaunchedStep, StepLauncher
 from engine.tool_format import described, speak_of_tools
 
 log = logging.getLogger(__name__)
@@ -68,17 +55,22 @@ class Engine:
         size = self.runner.memory_plan.size
         self.scheduler = Scheduler(self.kv_cache, size.max_num_seqs, size.max_num_batched_tokens, size.prefill_share)
         self.grammars = GrammarCompiler(self.tokenizer, self.runner.model_config.vocab_size)
-        self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size)
+        overlaps = config.overlap_scheduling
+        self.sampler = Sampler(self.tokenizer, self.runner.model_config.vocab_size, together=overlaps)
+        self.launcher = StepLauncher(self.scheduler, self.runner, self.sampler, overlaps=overlaps)
         drafter = self._make_drafter()
         self.speculator: Speculator | None = None
         if drafter is not None:
             self.speculator = Speculator(drafter, config.num_draft_tokens, config.max_speculative_rows)
         self._requests: dict[str, list[Request]] = {}
         self._abandoned: set[str] = set()
+        # The step whose tokens have not been collected.
+        self._in_flight: LaunchedStep | None = None
         self._ids = itertools.count()
         # Called before each layer of a step, so that a long step can be told from one that hangs.
         self.on_progress: Callable[[], None] = lambda: None
         self.num_steps = 0
+        self.num_overlapped_steps = 0
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
 
@@ -94,7 +86,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._in_flight is not None
 
     @overload
     def generate(self, prompt: str | list[int], params: SamplingParams | None = None) -> RequestOutput: ...
@@ -116,28 +108,8 @@ class Engine:
         """
         params = params or SamplingParams()
         if isinstance(prompt, str) or (len(prompt) > 0 and isinstance(prompt[0], int)):
-            return self._generate_all([prompt], params)[0]
-        return self._generate_all(prompt, params)  # type: ignore[arg-type]
-
-    def _generate_all(self, prompts: Sequence[Prompt], params: SamplingParams) -> list[RequestOutput]:
-        outputs: dict[str, RequestOutput] = {}
-        # All are checked before any is queued: a bad one must not leave its neighbours running.
-        for requests in [self.make_requests(prompt, params) for prompt in prompts]:
-            self.add(requests)
-            first = requests[0]
-            outputs[first.request_id] = RequestOutput(
-                first.request_id, list(first.token_ids), [Completion(r.index) for r in requests]
-            )
-        while self.has_work:
-            for delta in self.step():
-                output = outputs.get(delta.request_id)
-                if output is None:
-                    continue
-                if delta.error is not None:
-                    raise delta.error
-                output.completions[delta.index].add(delta)
-                output.num_cached_tokens = delta.num_cached_tokens
-        return list(outputs.values())
+            return generate_all(self, [prompt], params)[0]
+        return generate_all(self, prompt, params)  # type: ignore[arg-type]
 
     def tokenize(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as plain text behind the model's BOS (where it has one), ids as they are."""
@@ -185,7 +157,9 @@ class Engine:
         check_urgency(priority, deadline_s)
         token_ids = self.tokenize(prompt)
         check_ids(token_ids, params, self.runner.model_config.vocab_size)
-        max_tokens = self._max_tokens(len(token_ids), params)
+        max_tokens = longest_answer(
+            len(token_ids), params, self.max_model_len, self.kv_cache.capacity, self.config.default_max_tokens
+        )
         request_id = request_id or f"req-{next(self._ids)}"
         return [
             Request(
@@ -239,7 +213,7 @@ class Engine:
         self._abandoned.discard(request_id)
         for request in self._requests.pop(request_id, []):
             self._release(request)
-            deltas.append(self._delta(request, "", (), (), FINISH_ABORT))
+            deltas.append(OutputDelta.of(request, FINISH_ABORT))
         if deltas and self.config.check_integrity:
             self.check_integrity()
         return deltas
@@ -253,36 +227,18 @@ class Engine:
             self._abandoned.add(request_id)
 
     def step(self) -> list[OutputDelta]:
-        """Schedule, draft, compute, sample: running requests advance by some tokens. Returns what became known."""
+        """Advance running requests by some tokens. Returns what became known.
+
+        A step is scheduled, drafted, computed and sampled; with `overlap_scheduling`, the one behind it is launched
+        before this one's tokens are collected, and is still on the device when this returns (`step_launch`).
+        """
         late = self._expire()
-        plan = self.scheduler.schedule()
-        if not plan:
+        step = self._in_flight or self._launch(self.scheduler.schedule())
+        if step is None:
             return late + self._unblock()
-        self.num_steps += 1
-        try:
-            scheduled = {request.request_id for request in plan.requests}
-            with self.runner.on_device():
-                if self.speculator is not None:
-                    self.speculator.draft(plan, self.scheduler)
-                self._prepare_masks(plan)
-                complete, logits = self.runner.run(plan, lambda: self._is_abandoned(scheduled))
-                choices = self.sampler.sample(complete, logits)
-        except StepAbandonedError:
-            # Nothing has been counted or published, so the requests stand as they stood until their abort takes them.
-            for request in plan.requests:
-                request.draft_token_ids = []
-            return late
-        except Exception as error:
-            log.exception("step failed: requests=%d", len(plan.requests))
-            return late + self._fail(plan.requests, StepFailedError.because(error))
-        self._count_computed(plan)
-        self.scheduler.complete(plan)
-        deltas = late + [self._advance_or_fail(request, row) for request, row in zip(complete, choices, strict=True)]
-        if self.speculator is not None:
-            self.speculator.learn(plan)
-        if self.config.check_integrity:
-            self.check_integrity()
-        return deltas
+        self._in_flight = step
+        self._in_flight = self._launch_behind(step)
+        return late + self._collect(step)
 
     def fail_all(self, error: EngineError) -> list[OutputDelta]:
         """End every request with this error; for what no step could be blamed for."""
@@ -294,12 +250,12 @@ class Engine:
 
     def refusal(self, request: Request, error: EngineError) -> OutputDelta:
         """The only delta of a request that was never queued."""
-        return self._delta(request, "", (), (), FINISH_ERROR, error=error)
+        return OutputDelta.of(request, FINISH_ERROR, error=error)
 
     def check_integrity(self) -> None:
         """Assert that no block is lost, doubled or leaked (`KVCache.check_integrity`)."""
         live = [request for requests in self._requests.values() for request in requests]
-        self.kv_cache.check_integrity(live)
+        self.kv_cache.check_integrity([*live, *(self._in_flight.ended if self._in_flight is not None else ())])
 
     def stats(self) -> EngineStats:
         """A snapshot; may be called from any thread."""
@@ -324,13 +280,6 @@ class Engine:
             max_num_seqs=self.scheduler.max_num_seqs,
         )
 
-    def _prepare_masks(self, plan: StepPlan) -> None:
-        """Have the masks computed, beside the forward pass, of the requests that this step yields tokens for."""
-        for request, num_tokens in plan:
-            drafts = request.draft_token_ids
-            if request.grammar is not None and num_tokens - len(drafts) == request.num_missing:
-                request.grammar.prepare(drafts)
-
     def _is_abandoned(self, request_ids: set[str]) -> bool:
         self.on_progress()
         return request_ids <= self._abandoned
@@ -344,12 +293,63 @@ class Engine:
             deltas += self._fail([request], error)
         return deltas
 
-    def _count_computed(self, plan: StepPlan) -> None:
-        for request, num_tokens in plan:
-            # Drafts count once they are accepted; until then their blocks must not be found by anybody.
-            request.num_computed += num_tokens - len(request.draft_token_ids)
-            request.check()
+    def _launch(self, plan: StepPlan, behind: LaunchedStep | None = None) -> LaunchedStep | None:
+        """Bring a plan onto the device; None if there is nothing to do."""
+        if not plan:
+            return None
+        self.num_steps += 1
+        self.num_overlapped_steps += behind is not None
+        scheduled = {request.request_id for request in plan.requests}
+        return self.launcher.launch(plan, self.speculator, lambda: self._is_abandoned(scheduled), behind)
+
+    def _launch_behind(self, step: LaunchedStep) -> LaunchedStep | None:
+        plan = self.launcher.plan_behind(step, self.speculator)
+        return self._launch(plan, step) if plan is not None else None
+
+    def _collect(self, step: LaunchedStep) -> list[OutputDelta]:
+        """Wait for a step's tokens; what it failed for, or what became known."""
+        for request in step.complete:
+            request.num_awaited = 0
+        deltas: list[OutputDelta] = []
+        if step.error is not None:
+            deltas = self._fail(step.requests, step.error)
+        elif step.choices is not None:
+            try:
+                choices = step.choices.arrive()
+            except Exception as error:
+                deltas = self._fail_in_flight(step, StepFailedError.because(error))
+            else:
+                deltas = self._advance_all(step, choices)
+        for request in step.ended:
+            self.kv_cache.release(request)
+        if self.config.check_integrity:
+            self.check_integrity()
+        return deltas
+
+    def _advance_all(self, step: LaunchedStep, choices: Sequence[Iterator[Choice]]) -> list[OutputDelta]:
+        step.count()
+        for request in step.requests:
             self.kv_cache.publish(request)
+        self.scheduler.complete(step.plan)
+        deltas = [
+            self._advance_or_fail(request, row)
+            for request, row in zip(step.complete, choices, strict=True)
+            if request.status is not RequestStatus.FINISHED
+        ]
+        if self.speculator is not None:
+            self.speculator.learn(step.plan)
+        return deltas
+
+    def _fail_in_flight(self, step: LaunchedStep, error: StepFailedError) -> list[OutputDelta]:
+        """The device has failed: what was launched behind the step builds on what it did not compute."""
+        log.error("step failed on the device: requests=%d", len(step.requests), exc_info=error)
+        following, self._in_flight = self._in_flight, None
+        deltas = self._fail(step.requests, error)
+        if following is not None:
+            deltas += self._fail(following.requests, error)
+            for request in following.ended:
+                self.kv_cache.release(request)
+        return deltas
 
     def _advance_or_fail(self, request: Request, choices: Iterator[Choice]) -> OutputDelta:
         """`_advance`; what goes wrong while one request's tokens are chosen is no matter of its neighbours."""
@@ -378,7 +378,7 @@ class Engine:
             if request.grammar is not None and request.grammar.failure is not None:
                 reason, error = FINISH_ERROR, InvalidParameterError(request.grammar.field, request.grammar.failure)
                 break
-            reason, stopped_by, certain = self._end_of(request, token_id)
+            reason, stopped_by, certain = end_of(request, token_id, self.tokenizer.eos_token_ids)
             text += certain
             if reason is not None or not accepted:
                 break
@@ -389,7 +389,9 @@ class Engine:
             if request.pins_prefix:
                 self.kv_cache.pin(request)
             self._finish(request)
-        return self._delta(request, text, tuple(token_ids), tuple(logprobs), reason, stopped_by, error)
+        return OutputDelta.of(
+            request, reason, text=text, token_ids=token_ids, logprobs=logprobs, stop_reason=stopped_by, error=error
+        )
 
     def _settle(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """After verification: publish what the accepted drafts filled, give back what only rejected ones needed."""
@@ -401,30 +403,14 @@ class Engine:
         assert self.speculator is not None, "only a speculator drafts"
         self.speculator.count(request, num_drafts, num_accepted)
 
-    def _end_of(self, request: Request, token_id: int) -> tuple[str | None, str | int | None, str]:
-        """(finish reason, stop reason, text that is now certain) after the newest token, tested in vLLM's order."""
-        params, detokenizer = request.params, request.detokenizer
-        may_stop = request.num_output_tokens >= params.min_tokens
-        if may_stop and not params.ignore_eos and token_id in self.tokenizer.eos_token_ids:
-            return FINISH_STOP, None, detokenizer.finish()
-        if may_stop and token_id in params.stop_token_ids:
-            return FINISH_STOP, token_id, detokenizer.finish()
-        is_whole = request.grammar is not None and request.grammar.is_complete
-        text = "" if is_whole and token_id in self.tokenizer.eos_token_ids else detokenizer.push(token_id)
-        if is_whole and detokenizer.stopped_by is None:
-            text += detokenizer.finish()
-            return FINISH_STOP, detokenizer.stopped_by, text
-        if detokenizer.stopped_by is not None:
-            return FINISH_STOP, detokenizer.stopped_by, text
-        if request.num_output_tokens >= request.max_tokens:
-            text += detokenizer.finish()
-            # The flush may complete a stop string that was still held back.
-            stopped = detokenizer.stopped_by
-            return (FINISH_STOP, stopped, text) if stopped is not None else (FINISH_LENGTH, None, text)
-        return None, None, text
-
     def _release(self, request: Request) -> None:
-        self.scheduler.finish(request)
+        step = self._in_flight
+        if step is not None and request.status is not RequestStatus.FINISHED and request in step.plan.requests:
+            # It writes to the request's blocks, so that they may not be anybody else's until it is collected.
+            step.ended.append(request)
+            self.scheduler.finish(request, releases=False)
+        else:
+            self.scheduler.finish(request)
         if self.speculator is not None:
             self.speculator.forget(request)
 
@@ -440,7 +426,7 @@ class Engine:
         deltas = []
         for request in list(requests):
             self._finish(request)
-            deltas.append(self._delta(request, "", (), (), FINISH_ERROR, error=error))
+            deltas.append(OutputDelta.of(request, FINISH_ERROR, error=error))
         return deltas
 
     def _unblock(self) -> list[OutputDelta]:
@@ -452,40 +438,3 @@ class Engine:
         return self._fail(
             [request], EngineError(f"{request.num_tokens:,} tokens do not fit the KV cache; this is a bug")
         )
-
-    def _delta(
-        self,
-        request: Request,
-        text: str,
-        token_ids: tuple[int, ...],
-        logprobs: tuple[TokenLogprob, ...],
-        finish_reason: str | None,
-        stop_reason: str | int | None = None,
-        error: Exception | None = None,
-    ) -> OutputDelta:
-        return OutputDelta(
-            request_id=request.request_id,
-            index=request.index,
-            text=text,
-            token_ids=token_ids,
-            logprobs=logprobs or None,
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_cached_tokens=request.num_prefix_tokens,
-            num_output_tokens=request.num_output_tokens,
-            error=error,
-            num_draft_tokens=request.num_draft_tokens,
-            num_accepted_tokens=request.num_accepted_tokens,
-        )
-
-    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        """Tokens the answer may have; refuses what can never fit the model's context or the whole of the pool."""
-        reserved = params.max_tokens or 1
-        if num_prompt_tokens + reserved > self.max_model_len:
-            raise PromptTooLongError(num_prompt_tokens, self.max_model_len, reserved)
-        capacity = self.kv_cache.capacity
-        if num_prompt_tokens + reserved > capacity:
-            raise PromptTooLongError(num_prompt_tokens, capacity, reserved, limited_by="cache")
-        left = min(self.max_model_len, capacity) - num_prompt_tokens
-        return params.max_tokens or min(left, self.config.default_max_tokens or left)

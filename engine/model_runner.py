@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.available_memory import available_bytes
+from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.decoder import Decoder
 from engine.draft_model import open_draft
@@ -213,14 +214,17 @@ class ModelRunner:
         draft = self.draft_decoder.kv_bytes_per_token if self.draft_decoder is not None else 0
         return self.decoder.kv_bytes_per_token + draft
 
-    def run(self, plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], Tensor]:
-        """Compute every token of the plan; `is_abandoned` is `Decoder.forward`'s.
+    @torch.inference_mode()
+    def run(
+        self, plan: StepPlan, is_abandoned: Callable[[], bool] | None = None, behind: Choices | None = None
+    ) -> tuple[list[Request], Tensor]:
+        """Compute every token of the plan; `is_abandoned` is `Decoder.forward`'s, `behind` `StepBatch.of`'s.
 
         Returns the requests whose newest token has now been computed, in plan order, and logits [rows, vocab] float32.
         Each of them has 1 + len(draft_token_ids) consecutive rows: the distribution of its next token, then of the one
         behind each draft.
         """
-        batch, complete = StepBatch.of(plan, self.block_size)
+        batch, complete = StepBatch.of(plan, self.block_size, behind)
         return complete, self.decoder.forward(batch, is_abandoned)
 
     def _open_draft(self, config: EngineConfig) -> tuple[Checkpoint, str] | None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.request import Request
 
 FINISH_STOP = "stop"
 FINISH_LENGTH = "length"
@@ -57,6 +61,35 @@ class OutputDelta:
     tool_calls: tuple[ToolCallDelta, ...] = ()
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        finish_reason: str | None,
+        *,
+        text: str = "",
+        token_ids: Sequence[int] = (),
+        logprobs: Sequence[TokenLogprob] = (),
+        stop_reason: str | int | None = None,
+        error: Exception | None = None,
+    ) -> OutputDelta:
+        """What is new of a request, with its totals as they stand now."""
+        return cls(
+            request_id=request.request_id,
+            index=request.index,
+            text=text,
+            token_ids=tuple(token_ids),
+            logprobs=tuple(logprobs) or None,
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_prefix_tokens,
+            num_output_tokens=request.num_output_tokens - request.num_awaited,
+            error=error,
+            num_draft_tokens=request.num_draft_tokens,
+            num_accepted_tokens=request.num_accepted_tokens,
+        )
 
 
 def merged(deltas: Iterable[OutputDelta]) -> list[OutputDelta]:

@@ -68,7 +68,7 @@ class PackedDecoder:
                 raise StepAbandonedError("every request of this step has been aborted")
 
         logits = self._model.forward(
-            np.array(batch.token_ids, dtype=np.int64),
+            batch.complete_ids(torch.tensor(batch.token_ids, dtype=torch.int64)).numpy(),
             np.array(batch.positions, dtype=np.int64),
             np.array(batch.slots, dtype=np.int64),
             Sequences(

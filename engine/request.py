@@ -36,6 +36,9 @@ class Request:
 
     `draft_token_ids` are proposals for the tokens that come next. They live from the plan of a step to its end, are
     computed in it behind the missing tokens, and become tokens only as the sampler chooses the same.
+
+    `num_awaited` is 1 while a step is planned behind one whose token only the device knows yet: that token counts among
+    `num_tokens` and is not among `token_ids`.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Request:
         self.seed = seed + index * 0x9E3779B97F4A7C15
         self.token_ids = list(prompt_token_ids)
         self.draft_token_ids: list[int] = []
+        self.num_awaited = 0
         self.grammar = grammar
         self.num_prompt_tokens = len(self.token_ids)
         self.num_cached = 0
@@ -95,7 +99,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_awaited
 
     @property
     def num_missing(self) -> int:
@@ -116,8 +120,8 @@ class Request:
         return self.num_missing == 1 and self.num_output_tokens > 0
 
     def ids_between(self, start: int, end: int) -> list[int]:
-        """Token ids of the positions [start, end), which may reach into the drafts."""
-        ids = self.token_ids[start:end]
+        """Token ids of the positions [start, end), which may reach into the drafts; 0 for the awaited one."""
+        ids = (self.token_ids + [0] * self.num_awaited if self.num_awaited else self.token_ids)[start:end]
         return ids + self.draft_token_ids[: end - self.num_tokens] if end > self.num_tokens else ids
 
     def append(self, token_id: int) -> None:

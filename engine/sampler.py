@@ -2,101 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from engine.choices import Choice, Choices
 from engine.errors import StepFailedError
 from engine.outputs import TokenLogprob
 from engine.request import Request
 from engine.tokenizer import Tokenizer
 from kernels import uses_triton
 from kernels.sampling import Draw, Penalty, apply_penalties, best_tokens, penalize_rows, sample_row, sample_rows
-
-# A token and, where asked for, its log-probability.
-Choice = tuple[int, TokenLogprob | None]
+from kernels.transfer import to_device
 
 
 class Sampler:
-    """Chooses tokens. Stateless: what a choice depends on is in the request."""
+    """Chooses tokens. Stateless: what a choice depends on is in the request.
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    `together`: choose on a CPU in the way of a GPU, which costs more there.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, together: bool = False) -> None:
+        self.together = together
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._end_ids = tuple(token_id for token_id in tokenizer.eos_token_ids if token_id < vocab_size)
 
     @torch.inference_mode()
-    def sample(self, requests: Sequence[Request], logits: Tensor) -> list[Iterator[Choice]]:
-        """For each request, its choices in order: the next token, then the one behind each of its drafts.
+    def sample(self, requests: Sequence[Request], logits: Tensor, behind: Choices | None = None) -> Choices:
+        """Choose for each request the next token, and the one behind each of its drafts.
 
-        logits: [rows, vocab] float32, 1 + len(draft_token_ids) consecutive rows a request (`ModelRunner.run`).
+        logits: [rows, vocab] float32, 1 + len(draft_token_ids) consecutive rows a request (`ModelRunner.run`). behind:
+        the choices of the step before, where requests await their newest token from it.
 
-        A choice is made when it is asked for, from the request as it then stands: the caller appends each token to the
-        request before it asks for the one behind it, and stops asking at the first that differs from its draft. So
-        penalties, min_tokens, noise and grammar advance along a draft exactly as they do without one.
+        On a CPU a choice is made when it is asked for, from the request as it then stands: so penalties, min_tokens,
+        noise and grammar advance along a draft exactly as they do without one. On a GPU, see `_sample_together`.
 
         Order of operations: logit_bias and min_tokens, penalties, grammar, temperature, min_p, top_k, top_p, draw.
         Log-probabilities are taken from the untouched logits.
         """
-        if uses_triton(logits):
-            return self._sample_together(requests, logits)
+        if self.together or uses_triton(logits):
+            return self._sample_together(requests, logits, behind)
         plain = [_takes_best(request) for request in requests]
         best = best_tokens(logits) if any(plain) else []
         # The largest of a row with a NaN in it is NaN.
         largest = logits[torch.arange(len(best)), torch.tensor(best, dtype=torch.int64)] if best else logits[:0]
         finite = torch.isfinite(largest).tolist()
-        choices: list[Iterator[Choice]] = []
+        choices: list[Callable[[], Iterator[Choice]]] = []
         start = 0
         for request, is_plain in zip(requests, plain, strict=True):
             end = start + 1 + len(request.draft_token_ids)
             if is_plain and all(finite[start:end]):
-                choices.append(iter([(token_id, None) for token_id in best[start:end]]))
+                choices.append(partial(_untold, best[start:end]))
             else:
-                choices.append(self._choose(request, logits[start:end]))
+                choices.append(partial(self._choose, request, logits[start:end]))
             start = end
-        return choices
+        return Choices(requests, choices)
 
-    def _sample_together(self, requests: Sequence[Request], logits: Tensor) -> list[Iterator[Choice]]:
+    def chooses_on_device(self, request: Request) -> bool:
+        """Whether a GPU chooses the request's tokens without being told of its newest one by the host.
+
+        The others have a grammar, a bias, tokens to forbid or log-probabilities to tell.
+        """
+        return _takes_best(request) or _is_drawn(request)
+
+    def _sample_together(self, requests: Sequence[Request], logits: Tensor, behind: Choices | None) -> Choices:
         """`sample` on a GPU: rows are drawn in one launch, as if every draft before them were accepted.
 
-        Where one is not, the caller stops asking, so that what was drawn behind it is never seen. Requests with a
-        grammar, a bias, tokens to forbid or log-probabilities to tell are sampled one by one on the CPU.
+        Where one is not, the caller stops asking, so that what was drawn behind it is never seen. Requests whose tokens
+        are not chosen there are sampled one by one on the CPU, when they are asked for. Nothing waits for the device.
         """
-        largest, best = logits.max(-1)
-        finite, best_ids = torch.isfinite(largest).tolist(), best.tolist()
-        choices: list[Iterator[Choice]] = []
-        drawn: list[tuple[int, Request, int, int]] = []
+        largest, token_ids = logits.max(-1)
+        on_host: list[Callable[[], Iterator[Choice]] | None] = []
+        drawn: list[tuple[Request, int, int]] = []
         start = 0
-        for index, request in enumerate(requests):
+        for request in requests:
             end = start + 1 + len(request.draft_token_ids)
-            if _takes_best(request) and all(finite[start:end]):
-                choices.append(iter([(token_id, None) for token_id in best_ids[start:end]]))
-            elif _is_drawn_together(request) and all(finite[start:end]):
-                choices.append(iter(()))
-                drawn.append((index, request, start, end))
-            else:
-                choices.append(self._choose(request, logits[start:end].cpu()))
+            is_best = _takes_best(request)
+            if not is_best and _is_drawn(request):
+                drawn.append((request, start, end))
+            on_device = is_best or _is_drawn(request)
+            on_host.append(None if on_device else partial(self._choose, request, logits[start:end]))
             start = end
+        is_finite = torch.isfinite(largest)
         if drawn:
-            rows = [row for _, _, first, end in drawn for row in range(first, end)]
-            tokens = iter(_draw(drawn, logits[torch.tensor(rows, device=logits.device)]))
-            for index, _, first, end in drawn:
-                choices[index] = iter([(next(tokens), None) for _ in range(first, end)])
-        return choices
+            rows = [row for _, first, end in drawn for row in range(first, end)]
+            index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)
+            # Of logits that are no numbers anything may be drawn; the step behind this one looks it up all the same.
+            token_ids[index] = _draw(drawn, logits[index], behind).long().clamp(0, logits.shape[1] - 1)
+        return Choices(requests, on_host, token_ids, is_finite, _refuse)
 
     @torch.inference_mode()
     def _choose(self, request: Request, rows: Tensor) -> Iterator[Choice]:
-        for row in rows:
+        for row in rows.cpu():
             yield self._sample_one(request, row)
 
     def _sample_one(self, request: Request, raw: Tensor) -> Choice:
         params = request.params
         if not bool(torch.isfinite(raw.max())):
-            raise StepFailedError(
-                "the model computed logits that are not finite (NaN or infinity): its file may be damaged, or its "
-                "numbers too large for the dtype that was chosen"
-            )
+            _refuse()
         edited = params.changes_logits or request.grammar is not None
         row = self._edit(request, raw.clone()) if edited else raw
         if params.is_greedy:
@@ -145,7 +152,8 @@ def _takes_best(request: Request) -> bool:
     return params.is_greedy and not params.changes_logits and params.logprobs is None and request.grammar is None
 
 
-def _is_drawn_together(request: Request) -> bool:
+def _is_drawn(request: Request) -> bool:
+    """Whether the request's tokens are drawn on a GPU, from logits that penalties alone have changed."""
     params = request.params
     return (
         request.grammar is None
@@ -155,23 +163,28 @@ def _is_drawn_together(request: Request) -> bool:
     )
 
 
-def _draw(drawn: Sequence[tuple[int, Request, int, int]], logits: Tensor) -> list[int]:
-    """Tokens of the rows of requests (index, request, first row, end), whose logits are edited in place."""
-    places = [(request, offset) for _, request, first, end in drawn for offset in range(end - first)]
-    penalties = [
-        Penalty(
-            [*request.token_ids, *request.draft_token_ids[:offset]],
-            [*request.token_ids[request.num_prompt_tokens :], *request.draft_token_ids[:offset]],
-            request.params.repetition_penalty,
-            request.params.presence_penalty,
-            request.params.frequency_penalty,
-        )
-        if request.params.changes_logits
-        else Penalty((), (), 1.0, 0.0, 0.0)
-        for request, offset in places
-    ]
+def _untold(token_ids: Sequence[int]) -> Iterator[Choice]:
+    return iter([(token_id, None) for token_id in token_ids])
+
+
+def _refuse() -> NoReturn:
+    raise StepFailedError(
+        "the model computed logits that are not finite (NaN or infinity): its file may be damaged, or its numbers too "
+        "large for the dtype that was chosen"
+    )
+
+
+def _draw(drawn: Sequence[tuple[Request, int, int]], logits: Tensor, behind: Choices | None) -> Tensor:
+    """Tokens [rows] of the rows of requests (request, first row, end), whose logits are edited in place."""
+    places = [(request, offset) for request, first, end in drawn for offset in range(end - first)]
     if any(request.params.changes_logits for request, _ in places):
-        penalize_rows(logits, penalties)
+        newest = None
+        if any(request.num_awaited for request, _ in places):
+            assert behind is not None, "requests await their newest token from the step before"
+            index, token_ids = behind.newest_of([request for request, _ in places])
+            newest = torch.full((len(places),), -1, dtype=torch.int64, device=logits.device)
+            newest[index] = token_ids
+        penalize_rows(logits, [_penalty(request, offset) for request, offset in places], newest)
     draws = [
         # Of temperature 0 all but the best token is cut off.
         Draw(1.0, 1, 1.0, 0.0, 0, 0)
@@ -187,3 +200,17 @@ def _draw(drawn: Sequence[tuple[int, Request, int, int]], logits: Tensor) -> lis
         for request, offset in places
     ]
     return sample_rows(logits, draws)
+
+
+def _penalty(request: Request, num_drafts: int) -> Penalty:
+    """A request's penalties behind so many of its drafts, and before the token that it awaits."""
+    params, drafts = request.params, request.draft_token_ids[:num_drafts]
+    if not params.changes_logits:
+        return Penalty((), (), 1.0, 0.0, 0.0)
+    return Penalty(
+        [*request.token_ids, *drafts],
+        [*request.token_ids[request.num_prompt_tokens :], *drafts],
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+    )

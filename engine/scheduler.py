@@ -86,6 +86,7 @@ class Scheduler:
         self.waiting = AdmissionQueue(clock)
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._completed_s = float("-inf")
         self._with_deadline: dict[tuple[str, int], Request] = {}
         self._arrivals = itertools.count()
         self._admissions: deque[float] = deque(maxlen=NUM_ADMISSIONS)
@@ -93,6 +94,13 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def can_advance_all(self) -> bool:
+        """Whether all running answers can have one more token without anybody being preempted."""
+        cache = self.kv_cache
+        missing = (cache.blocks_for(r.num_tokens) - len(r.block_table) for r in self.running if r.is_decoding)
+        return sum(max(0, blocks) for blocks in missing) <= cache.pool.num_free
 
     @property
     def retry_after_s(self) -> float:
@@ -111,8 +119,8 @@ class Scheduler:
             self._with_deadline[request.key] = request
         self.waiting.add(request)
 
-    def finish(self, request: Request) -> None:
-        """Take a request out, whatever its state, and free its blocks. Twice is harmless."""
+    def finish(self, request: Request, *, releases: bool = True) -> None:
+        """Take a request out, whatever its state, and free its blocks, if `releases`. Twice is harmless."""
         if request.status is RequestStatus.FINISHED:
             return
         if request in self.running:
@@ -120,7 +128,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
         self._with_deadline.pop(request.key, None)
-        self.kv_cache.release(request)
+        if releases:
+            self.kv_cache.release(request)
         request.status = RequestStatus.FINISHED
 
     def expired(self) -> list[Request]:
@@ -168,7 +177,9 @@ class Scheduler:
         """Count a step that was computed, for tenants' shares and for the prompt share of later steps."""
         for request in plan.requests:
             self.waiting.charge(request, 0, int(request.num_missing <= 0))
-        self.cost.observe(plan.num_prompt_tokens, plan.num_decoding, self.clock() - plan.started_s)
+        # A step that was launched behind another began when that one ended.
+        started_s, self._completed_s = max(plan.started_s, self._completed_s), self.clock()
+        self.cost.observe(plan.num_prompt_tokens, plan.num_decoding, self._completed_s - started_s)
 
     def _share_prefill(self, plan: StepPlan) -> None:
         """Divide the prompt share: half for who came first, the rest to those with the least left to read.
@@ -247,8 +258,11 @@ class Scheduler:
         return max(0, self.kv_cache.blocks_for(request.num_prompt_tokens + request.max_tokens) - held)
 
     def _note_coming(self, request: Request, coming: dict[bytes, int]) -> None:
-        """Note the hashes of the blocks that a running request is about to publish, with the class it runs in."""
-        if not self.kv_cache.enable_prefix_caching or request.is_decoding:
+        """Note the hashes of the blocks that a running request is about to publish, with the class it runs in.
+
+        Of one that decodes there are none, unless the step that computed its prompt is still on the device.
+        """
+        if not self.kv_cache.enable_prefix_caching:
             return
         for block_hash in request.block_hashes[request.num_published :]:
             coming[block_hash] = min(request.rank, coming.get(block_hash, request.rank))

@@ -295,6 +295,8 @@ class Speculator:
 
     def learn(self, plan: StepPlan) -> None:
         """Take the time of the step that `draft` began into account."""
+        if len(plan.requests) >= self.max_rows:
+            return  # nothing is drafted beside so many, and one such step may begin before another has ended
         if all(request.is_decoding for request, _ in plan):
             self._times[len(plan.requests)].observe(sum(plan.num_tokens.values()), self._clock() - self._started)
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import torch
+from torch import Tensor
+
+from engine.choices import Choices
 from engine.request import Request
+from kernels.transfer import to_device
 
 
 @dataclass
@@ -19,6 +24,8 @@ class StepBatch:
         query_lens: tokens of each sequence in this step.
         context_lens: keys each sequence will have once they are written.
         block_tables: blocks of each sequence.
+        awaited: places in `token_ids`, and on the device the tokens that belong there: chosen by the step before, and
+            not known to the host yet.
     """
 
     block_size: int
@@ -29,12 +36,16 @@ class StepBatch:
     query_lens: list[int] = field(default_factory=list)
     context_lens: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)
+    awaited: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def of(cls, plan: Iterable[tuple[Request, int]], block_size: int) -> tuple[StepBatch, list[Request]]:
+    def of(
+        cls, plan: Iterable[tuple[Request, int]], block_size: int, behind: Choices | None = None
+    ) -> tuple[StepBatch, list[Request]]:
         """The batch of a step plan, and the requests whose newest token is in it, in plan order.
 
-        Each of those has 1 + len(draft_token_ids) consecutive rows: its newest token's and each draft's.
+        Each of those has 1 + len(draft_token_ids) consecutive rows: its newest token's and each draft's. behind: the
+        choices of the step before, where requests await their newest token from it.
         """
         batch, complete = cls(block_size), []
         for request, num_tokens in plan:
@@ -44,7 +55,19 @@ class StepBatch:
                 complete.append(request)
                 count = len(batch.token_ids)
                 batch.rows += range(count - (end - request.num_tokens) - 1, count)
+        if behind is not None and any(request.num_awaited for request in complete):
+            # Without drafts, a request's only row is its newest token.
+            assert len(batch.rows) == len(complete), "nothing is drafted behind a token that is awaited"
+            index, token_ids = behind.newest_of(complete)
+            batch.awaited = to_device(torch.tensor(batch.rows), index.device)[index], token_ids
         return batch, complete
+
+    def complete_ids(self, token_ids: Tensor) -> Tensor:
+        """Put the awaited tokens into a tensor [tokens] of `token_ids` on the device, which the host does not see."""
+        if self.awaited is not None:
+            places, awaited = self.awaited
+            token_ids[places] = awaited.to(token_ids.dtype)
+        return token_ids
 
     def add(self, token_ids: list[int], start: int, block_table: list[int]) -> None:
         """Append a sequence's tokens, the first at position `start`."""

@@ -2,7 +2,8 @@
 
 A step is padded to the next bucket. Its inputs go into buffers that never move: the graph reads them, whatever they
 hold by then. Rows behind the step's own are sequences of one token that attend to one key of a block nobody owns, and
-store nothing (slot −1), so that they are ordinary rows with ordinary numbers.
+store nothing (slot −1), so that they are ordinary rows with ordinary numbers. The step before may still run: what is
+brought over takes its place behind it in the stream, and the host's buffers are written anew once they were read.
 
     token:     0 … n−1 the step's          n … bucket−1 padding
     sequence:  0 … s−1 the step's          one for each token of padding, context 1, in the dummy block
@@ -205,6 +206,7 @@ class StepGraphs:
         self._write("items", tiles.items.reshape(-1), 0)
         self._write("counts", [len(tiles.items), tiles.split], 0)
         self._on_device.copy_(self._host, non_blocking=True)
+        batch.complete_ids(self.inputs.token_ids)
         self._fill_tables([*batch.block_tables, *[[self.dummy_block]] * padding], context_lens)
         if self._copied is not None:
             self._copied.record()

@@ -23,6 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.dispatch import uses_triton
 from kernels.kv_pool import KVPool
+from kernels.transfer import to_device
 
 if TYPE_CHECKING:
     from kernels.gpu.paged_attention import AttentionPlan
@@ -199,7 +200,7 @@ class PagedAttention:
         rows = block_m(max(batch.query_lens), self.groups, deterministic=self.deterministic)
         width = max(len(table) for table in batch.block_tables)
         padded = [[*table, *([0] * (width - len(table)))] for table in batch.block_tables]
-        tables = torch.tensor(padded, dtype=torch.int32).to(q.device, non_blocking=True)
+        tables = to_device(torch.tensor(padded, dtype=torch.int32), q.device)
         most = None if self.deterministic else max_items(kv_heads, rows, q.shape[2])
         tiles = AttentionTiles.of(batch.query_lens, batch.context_lens, rows // self.groups, most)
         return make_plan(tiles, tables, rows, kv_heads, q.shape[2])

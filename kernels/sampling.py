@@ -147,25 +147,35 @@ def sample_row(
     return int(ids[torch.argmax(values.double() + gumbel_noise(seed, position, ids))])
 
 
-def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Draw one token from each row of logits [rows, vocab] float32: `sample_row`, on a GPU in one launch."""
+def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """Draw one token from each row of logits [rows, vocab] float32: `sample_row`, on a GPU in one launch.
+
+    Returns [rows] int32 on the logits' device, which is not waited for.
+    """
     if uses_triton(logits):
         from kernels.gpu import sampling as gpu
 
         return gpu.sample_rows(logits, draws)
-    return [
+    tokens = [
         sample_row(row, draw.temperature, draw.top_k, draw.top_p, draw.min_p, draw.seed, draw.position)
         for row, draw in zip(logits, draws, strict=True)
     ]
+    return torch.tensor(tokens, dtype=torch.int32, device=logits.device)
 
 
-def penalize_rows(logits: Tensor, penalties: Sequence[Penalty]) -> None:
-    """Penalise rows of logits [rows, vocab] float32 in place: `apply_penalties`, on a GPU in one launch."""
+def penalize_rows(logits: Tensor, penalties: Sequence[Penalty], newest: Tensor | None = None) -> None:
+    """Penalise rows of logits [rows, vocab] float32 in place: `apply_penalties`, on a GPU in one launch.
+
+    newest: [rows] int64 on the logits' device, one more token of each row's output that only the device knows, behind
+    those of its `Penalty`; -1 where there is none.
+    """
     if uses_triton(logits):
         from kernels.gpu import sampling as gpu
 
-        return gpu.penalize_rows(logits, penalties)
-    for row, penalty in zip(logits, penalties, strict=True):
-        seen, output = (torch.tensor(list(ids), device=row.device) for ids in (penalty.seen_ids, penalty.output_ids))
+        return gpu.penalize_rows(logits, penalties, newest)
+    more = [[token] if token >= 0 else [] for token in newest.tolist()] if newest is not None else [[]] * len(penalties)
+    for row, penalty, ids in zip(logits, penalties, more, strict=True):
+        seen = torch.tensor([*penalty.seen_ids, *ids], dtype=torch.int64, device=row.device)
+        output = torch.tensor([*penalty.output_ids, *ids], dtype=torch.int64, device=row.device)
         apply_penalties(row, seen, output, penalty.repetition, penalty.presence, penalty.frequency)
     return None

@@ -3,6 +3,7 @@
     score[q, v] = scale[v] · Σ_d query[q, d] · vector[v, d]
 
 float16, bfloat16 or float32 vectors, or int8 with one scale for each. Of equal scores the lower number comes first.
+Source: Johnson et al., "Billion-scale similarity search with GPUs" (2017): the best are selected while scores are made.
 """
 
 from __future__ import annotations

@@ -213,6 +213,7 @@ def engine_config(settings: "Settings", path: Path) -> "EngineConfig":
         draft_model=draft,
         num_draft_tokens=settings.num_draft_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
+        overlap_scheduling=settings.overlap_scheduling,
         check_integrity=settings.check_integrity,
     )
 

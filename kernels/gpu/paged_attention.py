@@ -23,6 +23,7 @@ from kernels.gpu.attention_tiles import AttentionTiles
 from kernels.gpu.compile_case import CompileCase
 from kernels.gpu.float8 import decode_e4m3
 from kernels.kv_pool import KVPool
+from kernels.transfer import to_device
 
 # Query rows × heads of a tile: the least that tensor cores take, for decode and verification; more for prompts.
 FEW_ROWS, MANY_ROWS = 16, 64
@@ -182,7 +183,7 @@ def make_plan(tiles: AttentionTiles, block_tables: Tensor, block_m: int, kv_head
     flat = [tiles.starts, tiles.context_lens, tiles.tiles.reshape(-1), tiles.items.reshape(-1)]
     counts = torch.tensor([len(tiles.items), tiles.split], dtype=torch.int32)
     # One copy for all: each would cost a launch.
-    joined = torch.cat([*(torch.from_numpy(part) for part in flat), counts]).to(device, non_blocking=True)
+    joined = to_device(torch.cat([*(torch.from_numpy(part) for part in flat), counts]), device)
     starts, context_lens, tile_table, items, on_device = joined.split([*(len(part) for part in flat), 2])
     return AttentionPlan(
         starts, context_lens, block_tables, tile_table.view(-1, 4), items.view(-1, 2), on_device,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from kernels.gpu.compile_case import CompileCase
 from kernels.sampling import Draw, Penalty, noise_keys
+from kernels.transfer import to_device
 
 BLOCK, PENALTY_BLOCK = 2048, 256
 
@@ -205,7 +206,7 @@ def _penalize(logits, ids, counts, repetitions, presences, frequencies, row_stri
     tl.store(place, tl.where(count > 0, value - subtracted, value), mask=token >= 0)
 
 
-def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """`kernels.sampling.sample_rows`."""
     keys = [noise_keys(draw.seed, draw.position) for draw in draws]
     device = logits.device
@@ -216,24 +217,25 @@ def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
             [math.log(draw.min_p) if draw.min_p > 0 else -math.inf for draw in draws],
         ],
         dtype=torch.float32,
-    ).to(device, non_blocking=True)
+    )
     integers = torch.tensor(
         [[draw.top_k for draw in draws], [key for key, _ in keys], [second for _, second in keys]], dtype=torch.int64
-    ).to(device, non_blocking=True)
+    )
+    floats, integers = to_device(floats, device), to_device(integers, device)
     out = torch.empty(len(draws), dtype=torch.int32, device=device)
     _draw[(len(draws),)](
         logits, out, floats[0], integers[0], floats[1], floats[2], integers[1], integers[2], logits.stride(0),
         logits.shape[1], BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
-    tokens: list[int] = out.tolist()
-    return tokens
+    return out
 
 
-def penalize_rows(logits: Tensor, penalties: Sequence[Penalty]) -> None:
+def penalize_rows(logits: Tensor, penalties: Sequence[Penalty], newest: Tensor | None = None) -> None:
     """`kernels.sampling.penalize_rows`."""
     device = logits.device
     distinct = [torch.unique(torch.tensor(penalty.seen_ids, dtype=torch.int64)) for penalty in penalties]
-    width = max(1, *(len(ids) for ids in distinct))
+    # One column more for the newest token, which may be none of those before it.
+    width = max(1, *(len(ids) for ids in distinct)) + (newest is not None)
     ids = torch.full((len(penalties), width), -1, dtype=torch.int32)
     counts = torch.zeros((len(penalties), width), dtype=torch.int32)
     for row, (penalty, unique) in enumerate(zip(penalties, distinct, strict=True)):
@@ -248,12 +250,24 @@ def penalize_rows(logits: Tensor, penalties: Sequence[Penalty]) -> None:
             [penalty.frequency for penalty in penalties],
         ],
         dtype=torch.float32,
-    ).to(device, non_blocking=True)
-    ids, counts = ids.to(device, non_blocking=True), counts.to(device, non_blocking=True)
+    )
+    ids, counts, floats = (to_device(values, device) for values in (ids, counts, floats))
+    if newest is not None:
+        _count_newest(ids, counts, newest)
     _penalize[(len(penalties), triton.cdiv(width, PENALTY_BLOCK))](
         logits, ids, counts, floats[0], floats[1], floats[2], logits.stride(0), width, BLOCK=PENALTY_BLOCK,
         enable_fp_fusion=False,
     )  # fmt: skip
+
+
+def _count_newest(ids: Tensor, counts: Tensor, newest: Tensor) -> None:
+    """Count one more token of each row, in place: where it stands already, else in the last column, which is free."""
+    token = newest.int()[:, None]
+    known = (ids == token) & (token >= 0)
+    counts += known
+    is_other = (token >= 0) & ~known.any(1, keepdim=True)
+    ids[:, -1:] = torch.where(is_other, token, -1)
+    counts[:, -1:] = is_other.int()
 
 
 def compile_cases() -> Iterator[CompileCase]:

@@ -1,11 +1,15 @@
 """The real model in float32 for exactness tests, and tiny random models that load in milliseconds."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from engine import Engine, EngineConfig
 from tests.engine.tiny_models import save_tiny_model
+
+# What `make_tiny_engine` is given by the fixture `scheduling`.
+SCHEDULING: dict[str, object] = {}
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +32,16 @@ def tiny_engine(tiny_folder: Path) -> Engine:
     return make_tiny_engine(tiny_folder)
 
 
+@pytest.fixture(params=["one by one", "overlapped"])
+def scheduling(request: pytest.FixtureRequest) -> Iterator[dict[str, object]]:
+    """Run the test twice; the second time tiny engines launch each step before the last one's tokens are known."""
+    if request.param == "overlapped":
+        # Where drafts may come, the step waits for them.
+        SCHEDULING.update(overlap_scheduling=True, speculation="off")
+    yield SCHEDULING
+    SCHEDULING.clear()
+
+
 def make_tiny_engine(folder: Path, **overrides: object) -> Engine:
     settings: dict[str, object] = {
         "model": folder,
@@ -39,4 +53,4 @@ def make_tiny_engine(folder: Path, **overrides: object) -> Engine:
         "max_num_seqs": 4,
         "check_integrity": True,
     }
-    return Engine(EngineConfig(**{**settings, **overrides}))  # type: ignore[arg-type]
+    return Engine(EngineConfig(**{**settings, **SCHEDULING, **overrides}))  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from engine import AsyncEngine, Engine, EngineConfig, OutputDelta, SamplingParam
 from tests.engine.conftest import make_tiny_engine
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+pytestmark = pytest.mark.usefixtures("scheduling")
 
 
 def submit(engine: Engine, name: str, num_tokens: int, start: int = 2) -> None:
@@ -18,6 +20,9 @@ def submit(engine: Engine, name: str, num_tokens: int, start: int = 2) -> None:
 
 
 def assert_baseline(engine: Engine) -> None:
+    while engine.has_work:  # a step may be in flight, and holds the blocks that it writes to
+        engine.check_integrity()
+        assert engine.step() == []
     engine.check_integrity()
     stats = engine.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_kv_blocks)
@@ -159,7 +164,7 @@ def test_a_step_whose_requests_are_all_abandoned_is_broken_off_between_layers(
     submit(engine, "long", 3)
     submit(engine, "other", 3, start=50)
     assert [delta.request_id for delta in engine.step()] == ["long", "other"]
-    assert computed == ["first", "first", "second"]
+    assert computed[:3] == ["first", "first", "second"]
     engine.abort("long")
     engine.abandon("long")
     while engine.has_work:
@@ -169,7 +174,7 @@ def test_a_step_whose_requests_are_all_abandoned_is_broken_off_between_layers(
 
 class TestAsyncEngine:
     @pytest.fixture
-    def engine(self, tiny_folder: Path) -> Iterator[AsyncEngine]:
+    def engine(self, tiny_folder: Path, scheduling: dict[str, Any]) -> Iterator[AsyncEngine]:
         engine = AsyncEngine(
             EngineConfig(
                 model=tiny_folder,
@@ -179,6 +184,7 @@ class TestAsyncEngine:
                 num_kv_blocks=64,
                 max_num_batched_tokens=8,
                 check_integrity=True,
+                **scheduling,
             )
         )
         engine.start()

@@ -84,6 +84,7 @@ def test_streamed_equals_not_streamed(chat_model_path: Path, real_engine: Engine
         engine.shutdown()
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_preempted_equals_undisturbed(tiny_folder: Path) -> None:
     params = SamplingParams(max_tokens=24, temperature=1.0, seed=5, ignore_eos=True)
     prompts = [list(range(2 + i, 14 + i)) for i in range(8)]
@@ -95,6 +96,7 @@ def test_preempted_equals_undisturbed(tiny_folder: Path) -> None:
     assert 0 < tight.stats().num_preemptions < 40
 
 
+@pytest.mark.usefixtures("scheduling")
 @pytest.mark.parametrize("length", [3, 4, 5, 8, 9, 16])
 def test_full_prefix_hit_still_computes_last_token(tiny_folder: Path, length: int) -> None:
     engine = make_tiny_engine(tiny_folder)
@@ -105,6 +107,7 @@ def test_full_prefix_hit_still_computes_last_token(tiny_folder: Path, length: in
     assert warm.num_cached_tokens == (length - 1) // 4 * 4
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_temperature_zero_equals_top_k_one_equals_tiny_top_p(tiny_engine: Engine) -> None:
     prompt = list(range(20, 30))
     greedy = tiny_engine.generate(prompt, SamplingParams(max_tokens=10, temperature=0, ignore_eos=True)).token_ids
@@ -116,6 +119,7 @@ def test_temperature_zero_equals_top_k_one_equals_tiny_top_p(tiny_engine: Engine
         assert tiny_engine.generate(prompt, params).token_ids == greedy
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_same_seed_repeats_and_another_differs(tiny_engine: Engine) -> None:
     prompt = list(range(20, 30))
 
@@ -127,6 +131,7 @@ def test_same_seed_repeats_and_another_differs(tiny_engine: Engine) -> None:
     assert answer(None) != answer(None)
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_n_answers_are_different_draws_and_repeat_under_a_seed(tiny_engine: Engine) -> None:
     params = SamplingParams(max_tokens=12, n=3, seed=11, ignore_eos=True)
     first, second = (tiny_engine.generate(list(range(5, 15)), params) for _ in range(2))

@@ -83,18 +83,21 @@ def greedy(engine: Engine, **fields: object) -> list[int]:
     return engine.generate(PROMPT, params).token_ids
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_logit_bias_forces_and_forbids_tokens(tiny_engine: Engine) -> None:
     plain = greedy(tiny_engine)
     assert greedy(tiny_engine, logit_bias={123: 100.0}) == [123] * 12
     assert plain[0] not in greedy(tiny_engine, logit_bias={plain[0]: -100.0})
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_strong_penalties_avoid_repetition(tiny_engine: Engine) -> None:
     assert len(set(greedy(tiny_engine, repetition_penalty=10.0))) == 12
     repeats = [12 - len(set(greedy(tiny_engine, **fields))) for fields in ({}, {"frequency_penalty": 2.0})]
     assert repeats[1] <= repeats[0]
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_max_tokens_stop_token_ids_and_min_tokens(tiny_engine: Engine) -> None:
     plain = greedy(tiny_engine)
     output = tiny_engine.generate(
@@ -110,6 +113,7 @@ def test_max_tokens_stop_token_ids_and_min_tokens(tiny_engine: Engine) -> None:
     assert plain[0] not in held.token_ids[:5]
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_eos_ends_the_answer_unless_ignored(tiny_engine: Engine) -> None:
     (eos,) = tiny_engine.tokenizer.eos_token_ids
     forced = {"logit_bias": {eos: 100.0}, "temperature": 0, "max_tokens": 4}
@@ -121,6 +125,7 @@ def test_eos_ends_the_answer_unless_ignored(tiny_engine: Engine) -> None:
     assert (late.token_ids.index(eos), late.finish_reason) == (3, "stop")
 
 
+@pytest.mark.usefixtures("scheduling")
 def test_stop_strings_cut_the_text_and_are_not_part_of_it(tiny_engine: Engine) -> None:
     whole = tiny_engine.generate(PROMPT, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)).text
     stop = whole[3:5]

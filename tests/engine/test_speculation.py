@@ -221,9 +221,9 @@ class Machine:
         self.now = 0.0
         run_step = engine.runner.run
 
-        def run(plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], torch.Tensor]:
+        def run(plan: StepPlan, *more: object) -> tuple[list[Request], torch.Tensor]:
             self.now += seconds(sum(num_tokens for _, num_tokens in plan))
-            return run_step(plan, is_abandoned)
+            return run_step(plan, *more)  # type: ignore[arg-type]
 
         engine.runner.run = run  # type: ignore[method-assign]
 
@@ -287,10 +287,10 @@ def test_nothing_is_drafted_in_steps_of_many_rows(tiny_folder: Path) -> None:
     engine.speculator.max_rows = 3
     run_step, sizes = engine.runner.run, []
 
-    def checked(plan: StepPlan, is_abandoned: Callable[[], bool] | None = None) -> tuple[list[Request], torch.Tensor]:
+    def checked(plan: StepPlan, *more: object) -> tuple[list[Request], torch.Tensor]:
         if any(request.draft_token_ids for request in plan.requests):
             sizes.append(sum(num_tokens for _, num_tokens in plan))
-        return run_step(plan, is_abandoned)
+        return run_step(plan, *more)  # type: ignore[arg-type]
 
     engine.runner.run = checked  # type: ignore[method-assign]
     run(engine, [PROMPT, PROMPT[1:], PROMPT[2:]], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))

@@ -10,10 +10,11 @@ import pytest
 
 from engine import AsyncEngine, EngineConfig, OutputDelta, SamplingParams, errors
 from engine.scheduler import StepPlan
-from tests.engine.conftest import make_tiny_engine
+from tests.engine.conftest import SCHEDULING, make_tiny_engine
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True)
+pytestmark = pytest.mark.usefixtures("scheduling")
 
 
 def make_async_engine(folder: Path, **overrides: object) -> AsyncEngine:
@@ -27,7 +28,7 @@ def make_async_engine(folder: Path, **overrides: object) -> AsyncEngine:
         "max_num_seqs": 2,
         "check_integrity": True,
     }
-    engine = AsyncEngine(EngineConfig(**{**settings, **overrides}))  # type: ignore[arg-type]
+    engine = AsyncEngine(EngineConfig(**{**settings, **SCHEDULING, **overrides}))  # type: ignore[arg-type]
     engine.start()
     return engine
 

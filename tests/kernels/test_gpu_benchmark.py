@@ -23,7 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_part_runs_in_the_interpreter_and_keeps_no_figures() -> None:
     dry_run = run("--dry-run")
     assert dry_run.returncode == 0, dry_run.stdout[-6000:] + dry_run.stderr[-4000:]
-    parts = ("ceilings", "kernels", "equivalences", "decode", "offline", "prefix", "peer")
+    parts = ("ceilings", "kernels", "equivalences", "decode", "overlap", "offline", "prefix", "peer")
     assert [line for line in dry_run.stdout.splitlines() if line.endswith(": ran")] == [
         f"{part}: ran" for part in parts
     ]

@@ -50,6 +50,7 @@ def test_gates_over_more_than_one_block_of_columns(
         out = gate(gate_up)
         assert out.shape == (rows, width)
         assert relative_error(out, reference(gate_up.double())) < TOLERANCE[dtype]
+        assert torch.equal(out, gate(gate_up))
 
 
 @given(
@@ -80,6 +81,9 @@ def test_rope_writes_the_packed_product_at_its_slots(
     assert relative_error(out, expected) < TOLERANCE[dtype]
     assert relative_error(ours[0].float(), theirs[0].float()) < (0.02 if float8 else TOLERANCE[dtype])
     assert torch.equal(ours[1].float(), theirs[1].float())
+    first = ours[0].clone()
+    assert torch.equal(rope_and_write_kv(*given_, KVPool(*ours, *scales), slots, *weights), out)
+    assert torch.equal(ours[0].float(), first.float())
 
 
 def test_float8_codes_are_torchs_in_every_binade_and_saturate() -> None:

@@ -74,6 +74,24 @@ def test_recorded_steps_give_the_same_tokens_whatever_the_bucket(folder: Path, b
 
 
 @pytest.mark.parametrize("folder", ["qwen3"], indirect=True)
+def test_overlapped_steps_give_the_same_tokens_with_and_without_graphs(folder: Path, by_torch: list[list[int]]) -> None:
+    engine = make_tiny_engine(
+        folder, max_num_batched_tokens=12, overlap_scheduling=True, speculation="off", enable_prefix_caching=False
+    )  # new pools know nothing of old prefixes
+    decoder = engine.runner.decoder
+    assert isinstance(decoder, Decoder)
+    assert answers(engine) == by_torch
+    overlapped = engine.num_overlapped_steps
+    decoder.record_graphs(
+        engine.runner.num_blocks, 4, max_tokens=12, max_query_len=1, max_context_len=64, record=lambda run: run
+    )
+    assert answers(engine) == by_torch
+    assert decoder.graphs is not None
+    assert decoder.graphs.num_replays > 1
+    assert engine.num_overlapped_steps > overlapped > 0
+
+
+@pytest.mark.parametrize("folder", ["qwen3"], indirect=True)
 def test_float8_keys_and_values_give_the_tokens_of_torch_with_and_without_graphs(folder: Path) -> None:
     settings = {
         "max_num_batched_tokens": 12, "kv_cache_dtype": "fp8", "max_model_len": 16, "enable_prefix_caching": False,

@@ -57,6 +57,7 @@ LENGTHS = st.tuples(
 )
 @example([(1, 96), (17, 40)], 3, 1, 96, None, torch.float16, False, 0)
 @example([(1, 1), (5, 97)], 8, 1, 128, 33, torch.float32, False, 1)
+@example([(1, 33), (2, 5)], 4, 1, 256, None, torch.float16, False, 2)
 def test_ragged_rows_equal_a_dense_softmax(
     lens: list[tuple[int, int]], groups: int, kv_heads: int, head_dim: int, window: int | None, dtype: torch.dtype,
     deterministic: bool, seed: int,

@@ -37,14 +37,14 @@ def test_tokens_are_those_of_the_cpu(draws: list[Draw], vocab: int, seed: int) -
         sample_row(row, d.temperature, d.top_k, d.top_p, d.min_p, d.seed, d.position)
         for row, d in zip(logits, draws, strict=True)
     ]
-    assert sample_rows(logits, draws) == expected
-    assert sample_rows(logits, draws) == expected
+    assert sample_rows(logits, draws).tolist() == expected
+    assert sample_rows(logits, draws).tolist() == expected
 
 
 def test_ties_at_a_threshold_leave_as_many_tokens_as_were_asked_for() -> None:
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 1.0, 0.0, -torch.inf]).repeat(5, 1)
     for top_k, top_p, possible in ((3, 1.0, {0, 1, 2}), (0, 0.5, {0, 1, 2}), (0, 0.05, {0})):
-        drawn = sample_rows(logits, [Draw(3.0, top_k, top_p, 0.0, seed, 7) for seed in range(5)])
+        drawn = sample_rows(logits, [Draw(3.0, top_k, top_p, 0.0, seed, 7) for seed in range(5)]).tolist()
         assert set(drawn) <= possible
         assert len(set(drawn)) > len(possible) // 2
         kept, _ = keep_candidates(logits[0] / 3.0, top_k, top_p, 0.0)
@@ -80,4 +80,21 @@ def test_penalties_are_those_of_the_cpu_to_the_bit(penalties: list[Penalty]) -> 
             p.repetition, p.presence, p.frequency,
         )  # fmt: skip
     penalize_rows(logits, penalties)
+    assert torch.equal(logits, expected)
+
+
+@given(
+    prompt=st.lists(st.integers(0, 9), max_size=12),
+    output=st.lists(st.integers(0, 9), max_size=12),
+    newest=st.integers(0, 9),
+)
+def test_a_token_that_only_the_device_knows_is_penalised_like_the_others(
+    prompt: list[int], output: list[int], newest: int
+) -> None:
+    numbers = (1.3, 0.7, -0.25)
+    logits = torch.randn(2, 60)
+    expected = logits.clone()
+    other = Penalty([3], [], 2.0, 0.0, 0.0)
+    penalize_rows(expected, [Penalty([*prompt, *output, newest], [*output, newest], *numbers), other])
+    penalize_rows(logits, [Penalty([*prompt, *output], output, *numbers), other], torch.tensor([newest, -1]))
     assert torch.equal(logits, expected)

@@ -29,6 +29,9 @@ def test_neighbours_and_their_scores(
     expected_scores, expected_numbers = reference(queries, vectors, k, scales)
     assert torch.equal(scores, expected_scores)
     assert torch.equal(numbers, expected_numbers)
+    again_scores, again_numbers = search(queries, vectors, k, scales)
+    assert torch.equal(again_scores, scores)
+    assert torch.equal(again_numbers, numbers)
 
 
 def test_more_neighbours_than_there_are_vectors_are_refused() -> None:
