@@ -54,9 +54,9 @@ class EngineConfig:
         enable_prefix_caching: reuse the blocks of prompts that begin alike.
         overlap_scheduling: plan and launch a step while the one before it runs, so that a GPU does not wait for the
             host in between; tokens are the same. A request's end is seen one step late. On a CPU, where planning and
-            computing take the same cores, it gains nothing. Steps that hold constrained answers, log-probabilities,
-            a logit bias or drafts are not overlapped, nor any while speculation may draft (fewer than
-            `max_speculative_rows` sequences).
+            computing take the same cores, it gains nothing. Steps that hold constrained answers, a logit bias, answers
+            that are still shorter than `min_tokens` or drafts are not overlapped, nor any while speculation may draft
+            (fewer than `max_speculative_rows` sequences).
         deterministic: make every token's logits independent of what else is computed in the step: the same bits alone
             and in a batch, in chunks of any size, from a warm cache, after a preemption, with speculation. Slower; for
             tests and for comparing runs.

@@ -25,7 +25,7 @@ from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder, load_decoder, pick_format
 from engine.weights import Checkpoint, open_checkpoint
 from kernels import packed, uses_triton
-from kernels.sampling import Draw, Penalty, penalize_rows, sample_rows
+from kernels.sampling import Draw, Penalty, penalize_rows, sample_rows, token_logprobs
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class ModelRunner:
                 batch.rows.append(num_tokens - 1)
                 logits = decoder.forward(batch)
         penalize_rows(logits, [Penalty([0], [0], 1.1, 0.1, 0.1)])
-        sample_rows(logits, [Draw(0.8, 2, 0.9, 0.1, 0, 0)])
+        token_logprobs(logits, sample_rows(logits, [Draw(0.8, 2, 0.9, 0.1, 0, 0)]).long(), 1)
 
     def _records(self, decoder: StepDecoder, config: EngineConfig) -> bool:
         """Whether steps are replayed as CUDA graphs: not in deterministic mode, since bits differ between buckets."""

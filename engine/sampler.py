@@ -9,13 +9,23 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from engine.choices import Choice, Choices
+from engine.choices import Choice, Choices, RowLogprobs
 from engine.errors import StepFailedError
 from engine.outputs import TokenLogprob
 from engine.request import Request
 from engine.tokenizer import Tokenizer
 from kernels import uses_triton
-from kernels.sampling import Draw, Penalty, apply_penalties, best_tokens, penalize_rows, sample_row, sample_rows
+from kernels.sampling import (
+    Draw,
+    Penalty,
+    apply_penalties,
+    best_tokens,
+    penalize_rows,
+    reference_logprobs,
+    sample_row,
+    sample_rows,
+    token_logprobs,
+)
 from kernels.transfer import to_device
 
 
@@ -46,7 +56,7 @@ class Sampler:
         """
         if self.together or uses_triton(logits):
             return self._sample_together(requests, logits, behind)
-        plain = [_takes_best(request) for request in requests]
+        plain = [_takes_best(request) and request.params.logprobs is None for request in requests]
         best = best_tokens(logits) if any(plain) else []
         # The largest of a row with a NaN in it is NaN.
         largest = logits[torch.arange(len(best)), torch.tensor(best, dtype=torch.int64)] if best else logits[:0]
@@ -65,7 +75,7 @@ class Sampler:
     def chooses_on_device(self, request: Request) -> bool:
         """Whether a GPU chooses the request's tokens without being told of its newest one by the host.
 
-        The others have a grammar, a bias, tokens to forbid or log-probabilities to tell.
+        The others have a grammar, a bias or tokens to forbid.
         """
         return _takes_best(request) or _is_drawn(request)
 
@@ -78,6 +88,7 @@ class Sampler:
         largest, token_ids = logits.max(-1)
         on_host: list[Callable[[], Iterator[Choice]] | None] = []
         drawn: list[tuple[Request, int, int]] = []
+        told: list[tuple[Request, int, int]] = []
         start = 0
         for request in requests:
             end = start + 1 + len(request.draft_token_ids)
@@ -85,6 +96,8 @@ class Sampler:
             if not is_best and _is_drawn(request):
                 drawn.append((request, start, end))
             on_device = is_best or _is_drawn(request)
+            if on_device and request.params.logprobs is not None:
+                told.append((request, start, end))
             on_host.append(None if on_device else partial(self._choose, request, logits[start:end]))
             start = end
         is_finite = torch.isfinite(largest)
@@ -93,7 +106,16 @@ class Sampler:
             index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)
             # Of logits that are no numbers anything may be drawn; the step behind this one looks it up all the same.
             token_ids[index] = _draw(drawn, logits[index], behind).long().clamp(0, logits.shape[1] - 1)
-        return Choices(requests, on_host, token_ids, is_finite, _refuse)
+        logprobs = self._tell(told, logits, token_ids) if told else None
+        return Choices(requests, on_host, token_ids, is_finite, _refuse, logprobs)
+
+    def _tell(self, told: Sequence[tuple[Request, int, int]], logits: Tensor, token_ids: Tensor) -> RowLogprobs:
+        """Log-probabilities of the rows of requests (request, first row, end), from untouched logits."""
+        rows = [row for _, first, end in told for row in range(first, end)]
+        index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)
+        most = max(request.params.logprobs or 0 for request, _, _ in told)
+        chosen, ids, values = token_logprobs(logits[index], token_ids[index], most)
+        return RowLogprobs(rows, torch.cat([chosen[:, None], values], dim=1), ids, self._describe_row)
 
     @torch.inference_mode()
     def _choose(self, request: Request, rows: Tensor) -> Iterator[Choice]:
@@ -133,12 +155,13 @@ class Sampler:
         return row
 
     def _logprob(self, raw: Tensor, token_id: int, num_top: int) -> TokenLogprob:
-        logprobs = raw.log_softmax(-1)
-        top: tuple[TokenLogprob, ...] = ()
-        if num_top:
-            values, ids = logprobs.topk(num_top)
-            top = tuple(self._describe(i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True))
-        chosen = self._describe(token_id, float(logprobs[token_id]))
+        chosen, ids, values = reference_logprobs(raw[None], torch.tensor([token_id], device=raw.device), num_top)
+        return self._describe_row(token_id, [*chosen.tolist(), *values[0].tolist()], ids[0].tolist())
+
+    def _describe_row(self, token_id: int, logprobs: Sequence[float], top_ids: Sequence[int]) -> TokenLogprob:
+        """What is told of a token; logprobs: its own, then those of `top_ids`."""
+        chosen = self._describe(token_id, logprobs[0])
+        top = tuple(self._describe(i, value) for i, value in zip(top_ids, logprobs[1:], strict=True))
         return TokenLogprob(chosen.token_id, chosen.token, chosen.logprob, chosen.bytes, top)
 
     def _describe(self, token_id: int, logprob: float) -> TokenLogprob:
@@ -147,20 +170,15 @@ class Sampler:
 
 
 def _takes_best(request: Request) -> bool:
-    """Whether the request takes the largest of the untouched logits and nothing else is asked about them."""
+    """Whether the request takes the largest of the untouched logits."""
     params = request.params
-    return params.is_greedy and not params.changes_logits and params.logprobs is None and request.grammar is None
+    return params.is_greedy and not params.changes_logits and request.grammar is None
 
 
 def _is_drawn(request: Request) -> bool:
     """Whether the request's tokens are drawn on a GPU, from logits that penalties alone have changed."""
     params = request.params
-    return (
-        request.grammar is None
-        and params.logprobs is None
-        and not params.logit_bias
-        and request.num_output_tokens >= params.min_tokens
-    )
+    return request.grammar is None and not params.logit_bias and request.num_output_tokens >= params.min_tokens
 
 
 def _untold(token_ids: Sequence[int]) -> Iterator[Choice]:

@@ -1,4 +1,4 @@
-"""Choosing tokens from logits: penalties, filters and counter-based noise.
+"""Choosing tokens from logits: penalties, filters and counter-based noise; and the tokens' log-probabilities.
 
 The noise of a token depends on (seed, position, token) only, so a seed gives the same tokens alone, in a batch, after a
 preemption and with speculation. The draw is argmax(logits / temperature + Gumbel noise), which samples the softmax
@@ -125,6 +125,29 @@ def _nucleus(values: Tensor, top_p: float) -> tuple[Tensor, int]:
         ordered, picked = values.sort(descending=True, stable=True)
         cumulative = torch.exp(ordered - total).cumsum(0)
     return picked, min(int((cumulative < top_p).sum()) + 1, picked.shape[0])
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities logit − log Σ exp(logits) in each row of logits [rows, vocab] float32.
+
+    Of one token a row, `token_ids` [rows] int64, and of the `num_top` most likely ones: ([rows] float32, ids
+    [rows, num_top] int64, [rows, num_top] float32), the best first, on the logits' device, which is not waited for.
+    """
+    if uses_triton(logits):
+        from kernels.gpu import sampling as gpu
+
+        sums = gpu.log_sum_exp(logits)
+        values, ids = logits.topk(num_top, dim=-1)
+        return logits.gather(1, token_ids[:, None])[:, 0] - sums, ids, values - sums[:, None]
+    return reference_logprobs(logits, token_ids, num_top)
+
+
+def reference_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`token_logprobs` in torch, row by row."""
+    rows = [row.log_softmax(-1) for row in logits]
+    best = [row.topk(num_top) for row in rows]
+    chosen = torch.stack([row[token_id] for row, token_id in zip(rows, token_ids, strict=True)])
+    return chosen, torch.stack([ids for _, ids in best]), torch.stack([values for values, _ in best])
 
 
 def best_tokens(logits: Tensor) -> list[int]:

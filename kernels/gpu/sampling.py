@@ -189,6 +189,23 @@ def _draw(logits, out, temperatures, top_ks, top_ps, log_min_ps, keys, seconds, 
     tl.store(out + index, _best_with_noise(row, vocab, temperature, low, ties, key, second_key, BLOCK))
 
 
+@triton.jit(do_not_specialize_on_alignment=["logits", "out"])
+def _log_sum_exp(logits, out, row_stride, vocab, BLOCK: tl.constexpr):
+    """log Σ exp(row), in two passes: the largest value, then the sum relative to it."""
+    index = tl.program_id(0)
+    row = logits + index.to(tl.int64) * row_stride
+    lanes = tl.arange(0, BLOCK)
+    largest = tl.full([], float("-inf"), tl.float32)
+    for start in range(0, vocab, BLOCK):
+        values = tl.load(row + start + lanes, mask=start + lanes < vocab, other=float("-inf"))
+        largest = tl.maximum(largest, tl.max(values, axis=0))
+    total = tl.full([], 0.0, tl.float32)
+    for start in range(0, vocab, BLOCK):
+        values = tl.load(row + start + lanes, mask=start + lanes < vocab, other=float("-inf"))
+        total += tl.sum(tl.exp(values - largest), axis=0)
+    tl.store(out + index, largest + tl.log(total))
+
+
 @triton.jit(
     do_not_specialize=["width"], do_not_specialize_on_alignment=["logits", "repetitions", "presences", "frequencies"]
 )
@@ -227,6 +244,13 @@ def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         logits, out, floats[0], integers[0], floats[1], floats[2], integers[1], integers[2], logits.stride(0),
         logits.shape[1], BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
+    return out
+
+
+def log_sum_exp(logits: Tensor) -> Tensor:
+    """log Σ exp of each row of logits [rows, vocab]: [rows] float32."""
+    out = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    _log_sum_exp[(len(logits),)](logits, out, logits.stride(0), logits.shape[1], BLOCK=BLOCK, num_warps=8)
     return out
 
 
@@ -284,6 +308,15 @@ def compile_cases() -> Iterator[CompileCase]:
         spill_bytes=64,
         aligned=frozenset({"row_stride", "vocab"}),
     )  # fmt: skip
+    yield CompileCase(
+        "log_sum_exp float32",
+        _log_sum_exp,
+        {"logits": "*fp32", "out": "*fp32", "row_stride": "i32", "vocab": "i32"},
+        {"BLOCK": BLOCK},
+        num_warps=8,
+        spill_bytes=64,
+        aligned=frozenset({"row_stride", "vocab"}),
+    )
     yield CompileCase(
         "penalize_rows float32",
         _penalize,

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.gpu import sampling as gpu
-from kernels.sampling import Draw, Penalty, apply_penalties, keep_candidates, penalize_rows, sample_row, sample_rows
+from kernels.sampling import (
+    Draw,
+    Penalty,
+    apply_penalties,
+    keep_candidates,
+    penalize_rows,
+    sample_row,
+    sample_rows,
+    token_logprobs,
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -98,3 +107,19 @@ def test_a_token_that_only_the_device_knows_is_penalised_like_the_others(
     penalize_rows(expected, [Penalty([*prompt, *output, newest], [*output, newest], *numbers), other])
     penalize_rows(logits, [Penalty([*prompt, *output], output, *numbers), other], torch.tensor([newest, -1]))
     assert torch.equal(logits, expected)
+
+
+@given(rows=st.integers(1, 3), vocab=st.sampled_from([1, 128, 150, 300]), seed=st.integers(0, 99))
+def test_log_probabilities_are_those_of_float64(rows: int, vocab: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    logits = 20 * torch.randn(rows, vocab)
+    logits[0, vocab // 2 :] = -torch.inf
+    logits[0, 0] = 3.0
+    token_ids, most = torch.randint(0, vocab, (rows,)), min(vocab, 5)
+    expected = logits.double().log_softmax(-1)
+    chosen, ids, values = token_logprobs(logits, token_ids, most)
+    assert torch.equal(ids, logits.topk(most).indices)
+    torch.testing.assert_close(values.double(), expected.gather(1, ids), atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(chosen.double(), expected.gather(1, token_ids[:, None])[:, 0], atol=1e-5, rtol=1e-6)
+    again = token_logprobs(logits, token_ids, most)
+    assert all(torch.equal(a, b) for a, b in zip(again, (chosen, ids, values), strict=True))
