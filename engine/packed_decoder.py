@@ -17,7 +17,7 @@ from kernels.packed.model import BLOCK_SIZE, PackedLayer, PackedModel, PackedSha
 
 
 class PackedDecoder:
-    """All layers with embeddings and head over packed weights, and its pools of float16 keys and values.
+    """All layers with embeddings and head over packed weights, and its pools of 16-bit keys and values.
 
     Integer products are exact and every sum is taken in a fixed order, so a token's logits are the same, bit for bit,
     whatever is computed beside it.

@@ -11,7 +11,9 @@ TILE = 32
 # Most query rows that are computed together: as many as there are registers for.
 MOST_ROWS = 8
 SCORE_BYTES = SPLIT * 4
-SCRATCH_BYTES = MOST_ROWS * (SCORE_BYTES + 16)
+# Words of such a row: addresses of its query, its scores and its partial result.
+QUERY, SCORES, PARTIAL, LANE_WORDS = range(4)
+SCRATCH_BYTES = MOST_ROWS * (SCORE_BYTES + LANE_WORDS * 8)
 
 # The block that the threads of a team share: words on a cache line each, as byte offsets.
 LINE = 64
@@ -27,27 +29,24 @@ SHARED_WORDS = 5 * LINE // 8
     NUM_THREADS,
     FIRST_LAYER,
     LAST_LAYER,
+    NUM_LAYERS,
     NUM_ROWS,
     NUM_LOGITS,
     NUM_UNITS,
     NUM_SPLITS,
     QUADS,
     LAYERS,
-    LAYER_WORDS,
-    SEGMENTS,
     HIDDEN,
     HEADS,
     KV_HEADS,
     HEAD_DIM,
     INNER,
-    VOCAB,
     EPS,
     SCALE,
     EMBEDDING,
     EMBEDDING_KIND,
     FINAL_NORM,
     HEAD,
-    HEAD_KIND,
     COS,
     SIN,
     TOKENS,
@@ -65,8 +64,8 @@ SHARED_WORDS = 5 * LINE // 8
     ATTENTION_SCRATCH,
     MERGED,
     LOGITS,
-) = range(41)
-JOB_WORDS = 41
+) = range(38)
+JOB_WORDS = 38
 
 # Words of a layer.
 (

@@ -114,7 +114,7 @@ class Team:
 
 
 class PackedModel:
-    """A decoder over packed weights: token ids in, logits out, keys and values in float16 pools of blocks of 16."""
+    """A decoder over packed weights: token ids in, logits out, keys and values in pools of blocks of 16."""
 
     def __init__(
         self,
@@ -142,6 +142,7 @@ class PackedModel:
         self._job = np.zeros(layout.JOB_WORDS, dtype=np.int64)
         for word, value in (
             (layout.NUM_THREADS, team.num_threads),
+            (layout.NUM_LAYERS, len(layers)),
             (layout.QUADS, 4),
             (layout.LAYERS, self._layers.ctypes.data),
             (layout.HIDDEN, shape.hidden),
@@ -171,7 +172,9 @@ class PackedModel:
     def allocate(self, num_blocks: int) -> None:
         """Make each layer's pools of keys and values; their pages are mapped when first written.
 
-        Keys: [num_blocks, kv_heads, head_dim, 16]; values: [num_blocks, kv_heads, 16, head_dim].
+        Keys: [num_blocks, kv_heads, head_dim, 16]; values: [num_blocks, kv_heads, 16, head_dim]; where the CPU has
+        dot products of bfloat16, numbers are of that type and pairs of dimensions (of keys) or of slots (of values)
+        lie together: [.., head_dim / 2, 16, 2] and [.., 8, head_dim, 2].
         """
         shape = self.shape
         pools = [

@@ -12,13 +12,15 @@ from numba import njit
 
 from kernels.packed.formats import INT4, INT4_BLOCK_BYTES, INT8_BLOCK_BYTES
 from kernels.packed.simd import (
+    KV_PACK,
+    WEIGHT_BYTES,
     absolute,
     add,
     add_int,
+    copy_i16,
     divide,
     fma,
     load_f16,
-    load_f32,
     load_f32x16,
     load_i8,
     max_lanes,
@@ -28,15 +30,16 @@ from kernels.packed.simd import (
     power_of_two,
     round_even,
     splat_f32,
-    store_f16,
-    store_f16x16,
     store_f32,
     store_f32x16,
     store_i8x16,
+    store_kv,
+    store_weights,
     subtract,
     sum_lanes,
     sum_lanes_int,
     to_int,
+    where_above,
 )
 
 
@@ -55,6 +58,12 @@ def exponential(x):
     p = fma(p, r, splat_f32(5.0000001201e-1))
     p = fma(p, multiply(r, r), add(r, splat_f32(1.0)))
     return multiply(p, power_of_two(to_int(n)))
+
+
+@njit(forceinline=True)
+def exponential_or_zero(x):
+    """e^x, and 0 below −80, where it adds nothing to a sum that holds e^0."""
+    return where_above(x, splat_f32(-80.0), exponential(x))
 
 
 @njit(forceinline=True)
@@ -126,26 +135,36 @@ def rotate_head(x, cos, sin, head_dim, scale, norm, eps):
 def rope_write(qkv, bias, cos, sin, heads, kv_heads, head_dim, scale, q_norm, k_norm, eps, k_pool, v_pool, slot):
     """One row of q, k and v: rotate q (scaled for the attention) in place, store k and v at `slot` of the pools.
 
-    k_pool: [blocks, kv_heads, head_dim, 16] float16, so that a vector holds sixteen keys; v_pool: [blocks, kv_heads,
-    16, head_dim] float16. A slot of −1 stores nothing.
+    k_pool: [blocks, kv_heads, head_dim, 16], so that a vector holds sixteen keys; v_pool: [blocks, kv_heads, 16,
+    head_dim]; both as `simd.store_kv` makes them, and, for KV_PACK 2, the pairs that `simd.dot_kv` takes side by side:
+    [.., head_dim / 2, 16, 2] and [.., 8, head_dim, 2]. Queries become weights of `dot_kv`, from the start of each
+    head's place. A slot of −1 stores nothing.
     """
     width = head_dim * 4
     if bias != 0:
         for i in range(0, (heads + 2 * kv_heads) * width, 64):
             store_f32x16(qkv + i, add(load_f32x16(qkv + i), load_f32x16(bias + i)))
     for head in range(heads):
-        rotate_head(qkv + head * width, cos, sin, head_dim, scale, q_norm, eps)
+        query = qkv + head * width
+        rotate_head(query, cos, sin, head_dim, scale, q_norm, eps)
+        for i in range(0, head_dim, 16):
+            store_weights(query + i * WEIGHT_BYTES, load_f32x16(query + i * 4))
     if slot < 0:
         return
     block, offset = slot // 16, slot % 16
     for head in range(kv_heads):
         k, v = qkv + (heads + head) * width, qkv + (heads + kv_heads + head) * width
         rotate_head(k, cos, sin, head_dim, 1.0, k_norm, eps)
-        start = (block * kv_heads + head) * head_dim * 32
-        for i in range(head_dim):
-            store_f16(k_pool + start + i * 32 + offset * 2, load_f32(k + i * 4))
+        # Narrowed in place: each sixteen go where the first half of what was read already was.
         for i in range(0, head_dim, 16):
-            store_f16x16(v_pool + start + (offset * head_dim + i) * 2, load_f32x16(v + i * 4))
+            store_kv(k + i * 2, load_f32x16(k + i * 4))
+            store_kv(v + i * 2, load_f32x16(v + i * 4))
+        start = (block * kv_heads + head) * head_dim * 32
+        keys = k_pool + start + offset * 2 * KV_PACK
+        values = v_pool + start + (offset // KV_PACK * head_dim * KV_PACK + offset % KV_PACK) * 2
+        for i in range(head_dim):
+            copy_i16(k + i * 2, keys + (i // KV_PACK * 16 * KV_PACK + i % KV_PACK) * 2)
+            copy_i16(v + i * 2, values + i * 2 * KV_PACK)
 
 
 @njit

@@ -43,6 +43,7 @@ FEATURES = dict(llvm.get_host_cpu_features())
 HAS_AVX512 = FEATURES.get("avx512f", False)
 HAS_VNNI_512 = HAS_AVX512 and FEATURES.get("avx512vnni", False)
 HAS_AVX2 = FEATURES.get("avx2", False)
+HAS_BF16_512 = HAS_AVX512 and FEATURES.get("avx512bf16", False)
 
 f32x16 = Vector("f32x16", _FLOAT, 16)
 i32x16 = Vector("i32x16", _I32, 16)
@@ -124,18 +125,6 @@ load_u8x64 = _define("load_u8x64", u8x64, (types.int64,), _load(_B, 1))
 load_f16x16 = _define(
     "load_f16x16", f32x16, (types.int64,), lambda c, b, v: b.fpext(b.load(_pointer(b, v[0], _H), align=2), _F)
 )
-store_f16x16 = _define(
-    "store_f16x16",
-    types.void,
-    (types.int64, f32x16),
-    lambda c, b, v: b.store(b.fptrunc(v[1], _H), _pointer(b, v[0], _H), align=2) and None,
-)
-store_f16 = _define(
-    "store_f16",
-    types.void,
-    (types.int64, types.float32),
-    lambda c, b, v: b.store(b.fptrunc(v[1], _HALF), _pointer(b, v[0], _HALF), align=2) and None,
-)
 load_f16 = _define(
     "load_f16",
     types.float32,
@@ -159,6 +148,12 @@ maximum = _define(
 )
 minimum = _define(
     "minimum", f32x16, (f32x16, f32x16), lambda c, b, v: b.select(b.fcmp_ordered("<", v[0], v[1]), v[0], v[1])
+)
+where_above = _define(
+    "where_above",
+    f32x16,
+    (f32x16, f32x16, f32x16),
+    lambda c, b, v: b.select(b.fcmp_ordered(">", v[0], v[1]), v[2], ir.Constant(_F, None)),
 )
 absolute = _define("absolute", f32x16, (f32x16,), lambda c, b, v: _call(b, "llvm.fabs.v16f32", _F, v))
 round_even = _define("round_even", f32x16, (f32x16,), lambda c, b, v: _call(b, "llvm.nearbyint.v16f32", _F, v))
@@ -308,6 +303,61 @@ def _dot_bytes(context: Any, builder: Any, values: list[Any]) -> Any:
 
 dot_bytes = _define("dot_bytes", i32x16, (i32x16, u8x64, u8x64), _dot_bytes)
 zero_i32 = _define("zero_i32", i32x16, (), lambda c, b, v: ir.Constant(_I, None))
+
+
+# Keys and values. Where the CPU multiplies pairs of bfloat16, a lane of a vector holds two neighbours and is multiplied
+# with two weights (of queries, of the softmax) at once; elsewhere a lane is a float16 and its weight a float32. Either
+# way the weights of a lane take four bytes.
+KV_PACK = 2 if HAS_BF16_512 else 1
+WEIGHT_BYTES = 4 // KV_PACK
+_LARGEST = 3.0e38 if HAS_BF16_512 else 65504.0
+
+
+def _narrow(builder: Any, value: Any) -> Any:
+    """bfloat16 of sixteen float32, as integers of 16 bits: this IR builder lacks the type, LLVM takes either."""
+    return _call(builder, "llvm.x86.avx512bf16.cvtneps2bf16.512", ir.VectorType(_I16, 16), [value])
+
+
+def _dot_kv(context: Any, builder: Any, values: list[Any]) -> Any:
+    total, vector, address = values
+    if not HAS_BF16_512:
+        weight = _splat(builder, builder.load(_pointer(builder, address, _FLOAT), align=4), 16)
+        return _call(builder, "llvm.fma.v16f32", _F, [weight, vector, total])
+    weights = _splat(builder, builder.load(_pointer(builder, address, _I32), align=4), 16)
+    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _F, [total, vector, weights])
+
+
+def _store_weights(context: Any, builder: Any, values: list[Any]) -> None:
+    address, value = values
+    if HAS_BF16_512:
+        value = _narrow(builder, value)
+    builder.store(value, _pointer(builder, address, value.type), align=WEIGHT_BYTES)
+
+
+kv_type = i32x16 if HAS_BF16_512 else f32x16
+load_kv = _define("load_kv", i32x16, (types.int64,), _load(_I, 4)) if HAS_BF16_512 else load_f16x16
+dot_kv = _define("dot_kv", f32x16, (f32x16, kv_type, types.int64), _dot_kv)
+store_weights = _define("store_weights", types.void, (types.int64, f32x16), _store_weights)
+
+
+def _store_kv(context: Any, builder: Any, values: list[Any]) -> None:
+    address, value = values
+    # Finite, since a weight of 0 may meet what a former owner of a slot has left there.
+    for bound, keep in ((_LARGEST, "<"), (-_LARGEST, ">")):
+        limit = ir.Constant(_F, [bound] * 16)
+        value = builder.select(builder.fcmp_ordered(keep, value, limit), value, limit)
+    narrow = _narrow(builder, value) if HAS_BF16_512 else builder.fptrunc(value, _H)
+    builder.store(narrow, _pointer(builder, address, narrow.type), align=2)
+
+
+def _copy_i16(context: Any, builder: Any, values: list[Any]) -> None:
+    source, target = (_pointer(builder, address, _I16) for address in values)
+    builder.store(builder.load(source, align=2), target, align=2)
+
+
+# Sixteen numbers as keys and values are kept, side by side.
+store_kv = _define("store_kv", types.void, (types.int64, f32x16), _store_kv)
+copy_i16 = _define("copy_i16", types.void, (types.int64, types.int64), _copy_i16)
 
 
 def _prefetch(context: Any, builder: Any, values: list[Any]) -> None:

@@ -37,6 +37,7 @@ from kernels.packed.layout import (
     LOGIT_ROWS,
     LOGITS,
     MERGED,
+    NUM_LAYERS,
     NUM_LOGITS,
     NUM_ROWS,
     NUM_SPLITS,
@@ -131,20 +132,24 @@ def _product(shared, num_threads, segments, width, quads, codes, sums, num_rows,
     barrier(shared, num_threads)
 
 
+@njit(forceinline=True)
+def _row(rows, index):
+    """Which row of the step is the `index`-th of a phase: `rows` is the address of their numbers, 0 for all."""
+    return index if rows == 0 else load_i64(rows + index * 8)
+
+
 @njit
 def _norm_phase(shared, num_threads, job, rows, delta, weight, num_rows):
-    """residual += delta, then normalise and quantise; `rows` 0 for all rows, else the address of the row numbers."""
+    """residual += delta (unless 0), then normalise and quantise; delta and what comes out are of these rows only."""
     hidden, eps = _word(job, HIDDEN), load_f32(job + EPS * 8)
     residual, codes, sums = _word(job, RESIDUAL), _word(job, CODES), _word(job, SUMS)
     chunk = _chunk(num_rows, num_threads)
     first = claim(shared, chunk)
     while first < num_rows:
         for i in range(first, min(num_rows, first + chunk)):
-            row = i if rows == 0 else load_i64(rows + i * 8)
-            moved = 0 if delta == 0 else delta + row * hidden * 4
-            norm_quantize(
-                residual + row * hidden * 4, moved, weight, eps, hidden, codes + i * hidden, sums + i * hidden // 32 * 8
-            )
+            moved = 0 if delta == 0 else delta + i * hidden * 4
+            here = residual + _row(rows, i) * hidden * 4
+            norm_quantize(here, moved, weight, eps, hidden, codes + i * hidden, sums + i * hidden // 32 * 8)
         first = claim(shared, chunk)
     barrier(shared, num_threads)
 
@@ -197,8 +202,17 @@ def _rope_phase(shared, num_threads, job, layer, num_rows):
     barrier(shared, num_threads)
 
 
+@njit(forceinline=True)
+def _is_wanted(rows, num_wanted, first, count):
+    """Whether a unit of rows holds one of the wanted."""
+    found = rows == 0
+    for i in range(0 if found else num_wanted):
+        found = found or first <= load_i64(rows + i * 8) < first + count
+    return found
+
+
 @njit
-def _attention_phase(shared, num_threads, thread, job, layer):
+def _attention_phase(shared, num_threads, thread, job, layer, rows, num_wanted):
     heads, kv_heads, head_dim = _word(job, HEADS), _word(job, KV_HEADS), _word(job, HEAD_DIM)
     group, num_units, splits = heads // kv_heads, _word(job, NUM_UNITS), _word(job, NUM_SPLITS)
     row_bytes = (heads + 2 * kv_heads) * head_dim * 4
@@ -211,6 +225,8 @@ def _attention_phase(shared, num_threads, thread, job, layer):
         for index in range(first, min(num_units, first + chunk)):
             unit = _word(job, UNITS) + index * UNIT_WORDS * 8
             row, kv_head, split = _word(unit, UNIT_ROW), _word(unit, UNIT_KV_HEAD), _word(unit, UNIT_SPLIT)
+            if not _is_wanted(rows, num_wanted, row, _word(unit, UNIT_NUM_ROWS)):
+                continue
             attend_split(
                 _word(job, QKV) + row * row_bytes + kv_head * group * head_dim * 4,
                 row_bytes,
@@ -235,7 +251,7 @@ def _attention_phase(shared, num_threads, thread, job, layer):
 
 
 @njit
-def _merge_phase(shared, num_threads, thread, job, layer, num_rows):
+def _merge_phase(shared, num_threads, thread, job, layer, rows, num_rows):
     heads, head_dim, splits = _word(job, HEADS), _word(job, HEAD_DIM), _word(job, NUM_SPLITS)
     split_bytes, width = (head_dim + 16) * 4, heads * head_dim
     head_bytes = splits * split_bytes
@@ -243,7 +259,8 @@ def _merge_phase(shared, num_threads, thread, job, layer, num_rows):
     chunk = _chunk(num_rows, num_threads)
     first = claim(shared, chunk)
     while first < num_rows:
-        for row in range(first, min(num_rows, first + chunk)):
+        for i in range(first, min(num_rows, first + chunk)):
+            row = _row(rows, i)
             merge_quantize(
                 _word(job, PARTIALS) + row * heads * head_bytes,
                 split_bytes,
@@ -253,8 +270,8 @@ def _merge_phase(shared, num_threads, thread, job, layer, num_rows):
                 heads,
                 head_dim,
                 merged,
-                _word(job, CODES) + row * width,
-                _word(job, SUMS) + row * width // 32 * 8,
+                _word(job, CODES) + i * width,
+                _word(job, SUMS) + i * width // 32 * 8,
             )
         first = claim(shared, chunk)
     barrier(shared, num_threads)
@@ -285,31 +302,30 @@ def run_step(shared, job, thread):
     quads = _word(job, QUADS)
     # Nothing of the job may be read behind the last barrier: the caller fills in the next one.
     num_logits = _word(job, NUM_LOGITS)
+    last_layer = _word(job, LAST_LAYER)
+    ends = last_layer == _word(job, NUM_LAYERS)
     if _word(job, FIRST_LAYER) == 0:
         _embed_phase(shared, num_threads, job, num_rows)
-    for index in range(_word(job, FIRST_LAYER), _word(job, LAST_LAYER)):
+    for index in range(_word(job, FIRST_LAYER), last_layer):
         layer = _word(job, LAYERS) + index * LAYER_WORDS_COUNT * 8
         _norm_phase(shared, num_threads, job, 0, 0 if index == 0 else delta, _word(layer, INPUT_NORM), num_rows)
         _product(shared, num_threads, _word(layer, QKV_PRODUCT), hidden, quads, codes, sums, num_rows, _word(job, QKV))
         _rope_phase(shared, num_threads, job, layer, num_rows)
-        _attention_phase(shared, num_threads, thread, job, layer)
-        _merge_phase(shared, num_threads, thread, job, layer, num_rows)
-        _product(shared, num_threads, _word(layer, OUTPUT_PRODUCT), width, quads, codes, sums, num_rows, delta)
-        _norm_phase(shared, num_threads, job, 0, delta, _word(layer, POST_NORM), num_rows)
-        _product(
-            shared,
-            num_threads,
-            _word(layer, GATE_UP_PRODUCT),
-            hidden,
-            quads,
-            codes,
-            sums,
-            num_rows,
-            _word(job, GATE_UP),
-        )
-        _silu_phase(shared, num_threads, job, num_rows)
-        _product(shared, num_threads, _word(layer, DOWN_PRODUCT), inner, quads, codes, sums, num_rows, delta)
-    if num_logits > 0:
+        rows, wanted = 0, num_rows
+        if ends and index == last_layer - 1:
+            # Of the last layer nobody reads more than keys, values and the rows that get logits.
+            if num_logits == 0:
+                return
+            rows, wanted = _word(job, LOGIT_ROWS), num_logits
+        _attention_phase(shared, num_threads, thread, job, layer, rows, wanted)
+        _merge_phase(shared, num_threads, thread, job, layer, rows, wanted)
+        _product(shared, num_threads, _word(layer, OUTPUT_PRODUCT), width, quads, codes, sums, wanted, delta)
+        _norm_phase(shared, num_threads, job, rows, delta, _word(layer, POST_NORM), wanted)
+        gate_up = _word(job, GATE_UP)
+        _product(shared, num_threads, _word(layer, GATE_UP_PRODUCT), hidden, quads, codes, sums, wanted, gate_up)
+        _silu_phase(shared, num_threads, job, wanted)
+        _product(shared, num_threads, _word(layer, DOWN_PRODUCT), inner, quads, codes, sums, wanted, delta)
+    if ends:
         _norm_phase(shared, num_threads, job, _word(job, LOGIT_ROWS), delta, _word(job, FINAL_NORM), num_logits)
         _product(shared, num_threads, _word(job, HEAD), hidden, quads, codes, sums, num_logits, _word(job, LOGITS))
 

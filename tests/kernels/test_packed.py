@@ -153,3 +153,26 @@ def test_exponential(value: float) -> None:
     apply(x.ctypes.data, y.ctypes.data)
     expected = np.exp(np.clip(x.astype(float), -87, 88))
     np.testing.assert_allclose(y, expected, rtol=3e-7)
+
+
+def test_keys_and_values_are_stored_finite() -> None:
+    from numba import njit
+
+    from kernels.packed.simd import KV_PACK, load_f32x16, store_kv
+
+    @njit
+    def apply(source: int, target: int) -> None:
+        store_kv(target, load_f32x16(source))
+
+    x = np.zeros(16, dtype=np.float32)
+    x[:6] = np.nan, np.inf, -np.inf, 1.5, -3e38, 70000.0
+    stored = np.empty(16, dtype=np.uint16)
+    apply(x.ctypes.data, stored.ctypes.data)
+    if KV_PACK == 2:
+        y = (stored.astype(np.uint32) << 16).view(np.float32)
+    else:
+        y = stored.view(np.float16).astype(np.float32)
+    assert np.isfinite(y).all()
+    assert y[3] == 1.5
+    assert y[1] > 6e4
+    assert y[2] < -6e4
