@@ -15,6 +15,9 @@ SCORE_BYTES = SPLIT * 4
 QUERY, SCORES, PARTIAL, LANE_WORDS = range(4)
 SCRATCH_BYTES = MOST_ROWS * (SCORE_BYTES + LANE_WORDS * 8)
 
+# Rows whose gate and up products a thread holds at a time, a block of 32 of each.
+GATE_UP_ROWS = 64
+
 # The block that the threads of a team share: words on a cache line each, as byte offsets.
 LINE = 64
 GENERATION = 0 * LINE  # counts jobs; a change starts one
@@ -60,12 +63,14 @@ SHARED_WORDS = 5 * LINE // 8
     GATE_UP,
     CODES,
     SUMS,
+    INNER_CODES,
+    INNER_SUMS,
     PARTIALS,
     ATTENTION_SCRATCH,
     MERGED,
     LOGITS,
-) = range(38)
-JOB_WORDS = 38
+) = range(40)
+JOB_WORDS = 40
 
 # Words of a layer.
 (

@@ -166,8 +166,14 @@ class PackedModel:
         self._units = np.zeros((64, layout.UNIT_WORDS), dtype=np.int64)
         scratch = np.zeros(team.num_threads * SCRATCH_BYTES, dtype=np.uint8)
         merged = np.zeros(team.num_threads * shape.heads * shape.head_dim, dtype=np.float32)
-        self._keep += [scratch, merged]
-        self._job[layout.ATTENTION_SCRATCH], self._job[layout.MERGED] = scratch.ctypes.data, merged.ctypes.data
+        gate_up = np.zeros(team.num_threads * layout.GATE_UP_ROWS * 64, dtype=np.float32)
+        for word, buffer in (
+            (layout.ATTENTION_SCRATCH, scratch),
+            (layout.MERGED, merged),
+            (layout.GATE_UP, gate_up),
+        ):
+            self._keep.append(buffer)
+            self._job[word] = buffer.ctypes.data
 
     def allocate(self, num_blocks: int) -> None:
         """Make each layer's pools of keys and values; their pages are mapped when first written.
@@ -253,14 +259,15 @@ class PackedModel:
         self._job[layout.NUM_SPLITS] = splits
         if num_rows > self._capacity:
             self._capacity = num_rows
-            widest = max(shape.hidden, shape.inner, shape.heads * shape.head_dim)
+            widest = max(shape.hidden, shape.heads * shape.head_dim)
             buffers: dict[int, NDArray[Any]] = {
                 layout.RESIDUAL: np.empty(num_rows * shape.hidden, dtype=np.float32),
                 layout.DELTA: np.empty(num_rows * shape.hidden, dtype=np.float32),
                 layout.QKV: np.empty(num_rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim, dtype=np.float32),
-                layout.GATE_UP: np.empty(num_rows * 2 * shape.inner, dtype=np.float32),
                 layout.CODES: np.empty(num_rows * widest, dtype=np.int8),
                 layout.SUMS: np.empty(num_rows * widest // 16, dtype=np.float32),
+                layout.INNER_CODES: np.empty(num_rows * shape.inner, dtype=np.int8),
+                layout.INNER_SUMS: np.empty(num_rows * shape.inner // 16, dtype=np.float32),
             }
             self._buffers = buffers
             for word, buffer in buffers.items():

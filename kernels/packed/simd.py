@@ -3,7 +3,7 @@
 numba compiles loops over numbers; products of packed weights need vectors. Here are the few vector types and operations
 that the kernels of this package use, as numba intrinsics: each emits LLVM IR of sixteen lanes, which LLVM splits into
 registers as wide as the CPU has (two of 256 bits on AVX2, one of 512 bits on AVX-512, four of 128 bits elsewhere). Only
-dot products name instructions: of 8 bits `vpdpbusd` where the CPU has it, `vpmaddubsw` on AVX2, of bfloat16 `vdpbf16ps`.
+dot products name instructions: of bytes `vpdpbusd` where the CPU has it, `vpmaddubsw` on AVX2; of bfloat16 `vdpbf16ps`.
 
 Addresses are byte addresses as int64 (`array.ctypes.data`); nothing is checked. Loads and stores may be unaligned.
 """
