@@ -281,34 +281,49 @@ def _merge_phase(shared, num_threads, thread, job, layer, rows, num_rows):
 
 
 @njit
-def _gate_up_phase(shared, num_threads, thread, job, layer, num_rows):
-    """codes, sums of the inner width = quantised silu(gate) · up, a block of 32 at a time.
+def _gate_up_block(job, layer, products, block, num_rows):
+    """One block of 32 of the inner width, for all rows. products: this thread's, [GATE_UP_ROWS, 64] float32."""
+    hidden, blocks = _word(job, HIDDEN), _word(job, INNER) // 32
+    for first in range(0, num_rows, GATE_UP_ROWS):
+        count = min(GATE_UP_ROWS, num_rows - first)
+        for part in range(2):
+            segment = _word(layer, GATE_UP_PRODUCT) + part * SEGMENT_WORDS * 8
+            panels(
+                _word(segment, 0),
+                _word(segment, 1),
+                hidden // 32,
+                _word(job, QUADS),
+                2 * block,
+                2 * block + 2,
+                _word(job, CODES) + first * hidden,
+                _word(job, SUMS) + first * hidden // 32 * 8,
+                count,
+                products + (part - block) * 128,
+                256,
+            )
+        for row in range(count):
+            gate, at = products + row * 256, (first + row) * blocks + block
+            silu_quantize(gate, gate + 128, 32, _word(job, INNER_CODES) + at * 32, _word(job, INNER_SUMS) + at * 8)
 
-    So the products, the widest of a step, never leave the cache of the core that has computed them.
+
+@njit
+def _gate_up_phase(shared, num_threads, thread, job, layer, num_rows):
+    """codes, sums of the inner width = quantised silu(gate) · up.
+
+    Block by block, so that the products, the widest of a step, never leave the cache of the core that computes them.
     """
-    hidden, blocks, quads = _word(job, HIDDEN), _word(job, INNER) // 32, _word(job, QUADS)
-    codes, sums = _word(job, CODES), _word(job, SUMS)
-    gate, up = _word(layer, GATE_UP_PRODUCT), _word(layer, GATE_UP_PRODUCT) + SEGMENT_WORDS * 8
     products = _word(job, GATE_UP) + thread * GATE_UP_ROWS * 256
-    # Blocks that are claimed one after the other lie far apart: threads do not write to the same cache lines at once.
+    blocks = _word(job, INNER) // 32
+    # Claims that follow each other lie far apart: threads do not write to the same cache lines at the same time.
     share = (blocks + num_threads - 1) // num_threads
+    run = max(1, share // 4) if num_rows < GATE_UP_ROWS else 1
+    total = (share + run - 1) // run * num_threads
     unit = claim(shared, 1)
-    while unit < share * num_threads:
-        block = unit % num_threads * share + unit // num_threads
-        first = 0 if block < blocks else num_rows
-        while first < num_rows:
-            count = min(GATE_UP_ROWS, num_rows - first)
-            x, xs = codes + first * hidden, sums + first * hidden // 32 * 8
-            for part in range(2):
-                segment = gate if part == 0 else up
-                panels(
-                    _word(segment, 0), _word(segment, 1), hidden // 32, quads, 2 * block, 2 * block + 2, x, xs, count,
-                    products + part * 128 - block * 128, 256,
-                )  # fmt: skip
-            for row in range(count):
-                here, at = products + row * 256, (first + row) * blocks + block
-                silu_quantize(here, here + 128, 32, _word(job, INNER_CODES) + at * 32, _word(job, INNER_SUMS) + at * 8)
-            first += count
+    while unit < total:
+        start = unit % num_threads * share
+        first = start + unit // num_threads * run
+        for block in range(first, min(first + run, start + share, blocks)):
+            _gate_up_block(job, layer, products, block, num_rows)
         unit = claim(shared, 1)
     barrier(shared, num_threads)
 
