@@ -17,6 +17,7 @@ from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
 from ui.conversation import Span
+from ui.icons import icon_button
 
 _LINK_SCHEMES = ("http://", "https://", "mailto:")
 _MARK = re.compile(r"\[(\?|\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
@@ -49,6 +50,17 @@ def _image_as_text(self: RendererHTML, tokens: Sequence[Token], index: int, opti
 
 def _link_open(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
     tokens[index].attrs.update({"target": "_blank", "rel": "noopener noreferrer nofollow"})
+    return self.renderToken(tokens, index, options, env)
+
+
+def _code(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    # What scrolls by itself must be reached by keyboard.
+    button = icon_button("copy", "Copy code", "copy-code")
+    return f'<div class="code">{button}<pre tabindex="0"><code>{escape(tokens[index].content)}</code></pre></div>\n'
+
+
+def _table_open(self: RendererHTML, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    tokens[index].attrs["tabindex"] = "0"
     return self.renderToken(tokens, index, options, env)
 
 
@@ -89,6 +101,9 @@ def _markdown() -> MarkdownIt:
     markdown.add_render_rule("image", _image_as_text)
     markdown.add_render_rule("link_open", _link_open)
     markdown.add_render_rule("text", _text)
+    for name in ("fence", "code_block"):
+        markdown.add_render_rule(name, _code)
+    markdown.add_render_rule("table_open", _table_open)
     return markdown
 
 

@@ -27,7 +27,7 @@ def _entry_html(entry: ConversationEntry) -> str:
     snippet = f'<span class="snippet" dir="auto">{text_html(entry.snippet)}</span>' if entry.snippet else ""
     return (
         f'<li data-session="{identity}" data-title="{title}"><button type="button" class="entry" '
-        f'data-act="open-conversation"><span class="title" dir="auto">{title}</span>{snippet}</button>'
+        f'data-act="open-conversation" title="{title}"><span class="title" dir="auto">{title}</span>{snippet}</button>'
         f"{icon_button('more', f'Menu of {title}', 'conversation-menu', 'aria-haspopup=menu')}</li>"
     )
 

@@ -16,6 +16,7 @@ QUOTE_CHARS = 400
 # Turns that are shown above the newest one, and that are fetched at a time when somebody scrolls up.
 NUM_SHOWN = 10
 _TABLE_ROW = re.compile(r"^\s*\|(.*)\|\s*$")
+_EMPHASIS = re.compile(r"(\*\*|`)(\S|\S.*?\S)\1")
 _TABLE_RULE = re.compile(r"[\s·:-]*-[\s·:-]*")
 _REASONS = {
     "numbers": "A number in it does not stand in the sources.",
@@ -194,9 +195,10 @@ def _locator(source: Source) -> str:
 
 
 def _preview(text: str) -> str:
-    """The beginning on one line; rows of a Markdown table without their frame."""
+    """The beginning on one line; bold words, code and rows of a Markdown table without what marks them."""
     lines = [_TABLE_ROW.sub(lambda row: row[1].replace("|", "·"), line) for line in text.splitlines()]
     flat = " ".join(" ".join(line for line in lines if not _TABLE_RULE.fullmatch(line)).split())
+    flat = _EMPHASIS.sub(r"\2", flat)
     return flat if len(flat) <= PREVIEW_CHARS else flat[:PREVIEW_CHARS].rsplit(" ", 1)[0] + " …"
 
 

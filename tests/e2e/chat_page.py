@@ -4,12 +4,15 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from axe_playwright_python.base import AXE_FILE_PATH
 from playwright.async_api import BrowserContext, Locator, Page, expect
 from playwright.async_api import Error as PlaywrightError
 
 PATIENCE_MS = 180_000
 MOST_TABS = 80
+AXE = Path(AXE_FILE_PATH).read_text(encoding="utf-8")
 FOCUS_NAME = """() => {
   const element = document.activeElement;
   if (!element || element === document.body) return '';
@@ -25,6 +28,24 @@ SHOWS_FOCUS = """() => {
   const box = element.closest('#composer');
   return Boolean(box) && colour(box) !== colour(document.querySelector('.sidebar .new'));
 }"""
+
+
+async def violations(page: Page) -> list[str]:
+    """What axe-core finds that is serious or worse, contrast included."""
+    # Evaluated rather than loaded: the page's policy forbids scripts of other origins, and this is none of its own.
+    await page.evaluate(AXE)
+    found: dict[str, Any] = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{item['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for item in found["violations"]
+        if item["impact"] in ("serious", "critical")
+        for node in item["nodes"]
+    ]
+
+
+async def overflows(page: Page) -> bool:
+    """Whether the page is wider than its window."""
+    return bool(await page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,6 @@ CHROMIUM_ARGUMENTS = [
     "--disable-sync",
 ]
 START_S = 420.0
-UPDATES_SCREENSHOTS = os.environ.get("RAGSTONE_UPDATE_SCREENSHOTS") == "1"
 DESKTOP = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
 # Settings of a browser: the model's own words, as they come.

@@ -14,7 +14,7 @@ from fpdf import FPDF
 from playwright.async_api import Browser, BrowserContext, expect
 
 from tests.e2e.chat_page import PATIENCE_MS, ChatPage
-from tests.e2e.conftest import DESKTOP, PHONE, REPOSITORY, UPDATES_SCREENSHOTS, WITHOUT_DOCUMENTS, Servers
+from tests.e2e.conftest import DESKTOP, WITHOUT_DOCUMENTS, Servers
 from tests.e2e.timing import within
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
@@ -59,8 +59,6 @@ async def test_answer_cites_the_sentence_it_quotes_and_leads_to_it_in_the_docume
     await chat.page.keyboard.press("Escape")
     await chat.page.get_by_text("What the engine did").click()
     await expect(chat.page.get_by_text("First token after")).to_be_visible()
-    if UPDATES_SCREENSHOTS:
-        await take_screenshots(chat)
 
 
 async def test_what_the_documents_do_not_hold_is_said_with_the_nearest_passages(chat: ChatPage) -> None:
@@ -72,33 +70,6 @@ async def test_what_the_documents_do_not_hold_is_said_with_the_nearest_passages(
     await expect(chat.page.get_by_role("button", name="Bad answer")).to_have_attribute(
         "aria-pressed", "true", timeout=PATIENCE_MS
     )
-
-
-async def take_screenshots(chat: ChatPage) -> None:
-    """The pictures under docs/: desktop, dark and phone."""
-    page = chat.page
-    await page.get_by_text("What the engine did").click()
-    for name, size, scheme in (
-        ("chat", DESKTOP, "light"),
-        ("chat-dark", DESKTOP, "dark"),
-        ("chat-phone", PHONE, "light"),
-    ):
-        await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        await page.set_viewport_size(size)  # type: ignore[arg-type]
-        await page.reload()
-        await expect(chat.sources.first).to_be_visible(timeout=PATIENCE_MS)
-        await asyncio.sleep(2)
-        if size == DESKTOP:
-            await page.get_by_role("link", name=f"Source 1: {TTFT_PAGE}").first.click()
-            await asyncio.sleep(2)
-        await page.locator("#transcript").evaluate("transcript => transcript.scrollTo(0, 0)")
-        await page.screenshot(path=REPOSITORY / "docs" / f"{name}.png")
-    await page.emulate_media(color_scheme="light")
-    await page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
-    await chat.view("Documents")
-    await page.get_by_role("button", name="Sample handbook").click()
-    await asyncio.sleep(1)
-    await page.screenshot(path=REPOSITORY / "docs" / "documents.png")
 
 
 async def test_example_question_is_asked_by_pressing_it(chat: ChatPage) -> None:
@@ -184,11 +155,15 @@ async def test_new_user_adds_a_pdf_asks_opens_the_page_renames_and_exports(chat:
         pdf.multi_cell(0, 10, text)
     pdf.output(str(document))
     empty.touch()
+    await chat.view("Documents")
+    await chat.page.get_by_label("Keep private").check()
     results = await chat.upload(document, empty)
     await expect(results.filter(has_text="skerry.pdf")).to_contain_text("2 pages", timeout=PATIENCE_MS)
     await expect(results.filter(has_text="nothing.txt")).to_contain_text("Not added", timeout=PATIENCE_MS)
     row = chat.page.get_by_role("row").filter(has_text="skerry")
     await expect(row).to_contain_text("My documents")
+    await expect(row).to_contain_text("private")
+    await chat.page.get_by_label("Keep private").uncheck()
     await chat.view("Chat")
     await chat.ask("How many steps has the lighthouse of Skerry?")
     assert "312 steps" in await chat.answered()
@@ -222,6 +197,12 @@ async def test_new_user_adds_a_pdf_asks_opens_the_page_renames_and_exports(chat:
     await expect(chat.conversations.get_by_text("Skerry 日本語")).to_have_count(1)
     await expect(chat.questions).to_have_count(2)
     await chat.view("Documents")
+    async with chat.page.expect_download() as download:
+        await row.get_by_role("button", name="Download skerry").click()
+    assert (await download.value).suggested_filename == "skerry.pdf"
+    await row.get_by_role("button", name="Read skerry again").click()
+    await expect(chat.page.get_by_text("Read “skerry” again")).to_be_visible()
+    await expect(row).to_contain_text("private")
     await row.get_by_role("button", name=re.compile("^Delete")).click()
     await chat.dialog.get_by_role("button", name="Delete", exact=True).click()
     await expect(row).to_have_count(0)
@@ -357,6 +338,8 @@ async def test_closing_the_tab_or_stopping_frees_the_engine_within_a_second(
                 await chat.question.fill(question)
                 await chat.question.press("Enter")
                 await until_engine(client, *((2, 1) if phase == "queued" else (1, 0)))
+                if phase == "queued":
+                    await chat.wait_for_answer_text("Waiting for the engine: number 1 in the queue")
                 if phase == "streaming":
                     await expect(chat.answers.last.locator(".text")).not_to_be_empty(timeout=PATIENCE_MS)
                 else:

@@ -61,7 +61,6 @@ def test_lone_surrogate_becomes_a_replacement_character_and_a_pair_its_letter() 
         ("a <b>raw</b>", "<p>a &lt;b&gt;raw&lt;/b&gt;</p>\n"),
         ("<script>x</script>", "<p>&lt;script&gt;x&lt;/script&gt;</p>\n"),
         ("<!-- x -->", "<p>&lt;!-- x --&gt;</p>\n"),
-        ("```\n<b>\n```", "<pre><code>&lt;b&gt;\n</code></pre>\n"),
         ("![alt](http://e.example/x.png)", "<p>![alt](http://e.example/x.png)</p>\n"),
         ("[x](javascript:alert(1))", "<p>[x](javascript:alert(1))</p>\n"),
         ("[x](data:text/html,hi)", "<p>[x](data:text/html,hi)</p>\n"),
@@ -72,6 +71,13 @@ def test_lone_surrogate_becomes_a_replacement_character_and_a_pair_its_letter() 
 )
 def test_answer_is_markdown_in_which_html_images_and_odd_links_are_text(markdown: str, html: str) -> None:
     assert markdown_html(markdown) == html
+
+
+@pytest.mark.parametrize("markdown", ["```html\n<b>\n```", "    <b>\n"])
+def test_code_is_text_that_can_be_scrolled_and_copied(markdown: str) -> None:
+    html = markdown_html(markdown)
+    assert '<pre tabindex="0"><code>&lt;b&gt;\n</code></pre>' in html
+    assert 'aria-label="Copy code"' in html
 
 
 def test_answer_link_leads_out_without_telling_where_from() -> None:
@@ -360,9 +366,10 @@ def test_what_is_not_in_the_documents_has_nearest_passages_instead_of_sources() 
     [
         ("| signal | target |\n|---|---|\n| waiting requests | 2 |", "signal · target waiting requests · 2"),
         ("a | b\n- one", "a | b - one"),
+        ("**Hash chain.** `/metrics` of 2 * 3 ** 2", "Hash chain. /metrics of 2 * 3 ** 2"),
     ],
 )
-def test_the_preview_of_a_table_has_no_frame(text: str, shown: str) -> None:
+def test_the_preview_has_no_marks_of_tables_bold_words_and_code(text: str, shown: str) -> None:
     html = sources_html(Turn("q", "a", [Source(1, "d", "t", None, None, text, 0.5)]), 0)
     preview = re.search(r'<span class="preview" dir="auto">(.*?)</span>', html)
     assert preview is not None

@@ -102,6 +102,7 @@
     toast('Copied');
   };
   on('copy', (button) => copy(button.dataset.text));
+  on('copy-code', (button) => copy(button.parentElement.querySelector('code').textContent));
 
   // Escape closes a card, and leads back to the mark in the answer that opened it.
   let cited = null;
@@ -204,10 +205,10 @@
   const opened = new Set();
   document.addEventListener('click', (event) => {
     const card = event.target.closest?.('#transcript details > summary')?.parentElement;
-    if (!card?.id) return;
+    if (!card) return;
     follows = false;
     if (card.open) opened.delete(card.id);
-    else opened.add(card.id);
+    else if (card.id) opened.add(card.id);
     requestAnimationFrame(() => card.scrollIntoView({ block: 'nearest' }));
   });
   const reopen = () => {

@@ -161,12 +161,27 @@
     }
   };
   let adding = Promise.resolve();
+  let cameFrom = null; // the view in which files were chosen or dropped
+  const goToDocuments = () => {
+    if (document.body.dataset.view === 'documents') return;
+    cameFrom = document.body.dataset.view;
+    ragstone.view('documents');
+  };
+  const offerWayBack = () => {
+    const isLeft = document.body.dataset.view !== 'documents' || byId('uploads').querySelector('.pending');
+    if (isLeft || cameFrom !== 'chat') return;
+    cameFrom = null;
+    const number = byId('uploads').querySelectorAll('.added').length;
+    if (!number) return;
+    const said = toast(`${counted(number, 'file')} can be asked about now`, { label: 'Back to the chat', action: () => ragstone.view('chat') });
+    document.addEventListener('ragstone:view', () => said.remove(), { once: true });
+  };
   const addAll = (files) => {
     if (!files.length) return;
-    if (document.body.dataset.view !== 'documents') ragstone.view('documents');
+    goToDocuments();
     byId('uploads').replaceChildren(...byId('uploads').querySelectorAll('.pending'));
     for (const [file, report] of [...files].map((file) => [file, line(file.name)])) {
-      adding = adding.then(() => add(file, report)).then(refresh);
+      adding = adding.then(() => add(file, report)).then(refresh).then(offerWayBack);
     }
     countPending();
   };
@@ -181,7 +196,7 @@
     let depth = 0;
     const holdsFiles = (event) => event.dataTransfer?.types.includes('Files');
     const mark = () => document.body.classList.toggle('dropping', depth > 0);
-    document.addEventListener('dragenter', (event) => { if (holdsFiles(event)) { depth += 1; ragstone.view('documents'); mark(); } });
+    document.addEventListener('dragenter', (event) => { if (holdsFiles(event)) { depth += 1; goToDocuments(); mark(); } });
     document.addEventListener('dragleave', (event) => { if (holdsFiles(event)) { depth = Math.max(0, depth - 1); mark(); } });
     document.addEventListener('dragover', (event) => { if (holdsFiles(event)) event.preventDefault(); });
     document.addEventListener('drop', (event) => {

@@ -27,7 +27,7 @@
   ];
   const HISTOGRAMS = [
     { title: 'Time to first token', name: 'first_token_s' },
-    { title: 'Time of a whole request', name: 'whole_s' },
+    { title: 'Whole request', name: 'whole_s' },
   ];
   const samples = [];
 
