@@ -1,7 +1,6 @@
 """Clients of a server's streams, for measuring: they read bytes and note when they came, without parsing the events."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import math
@@ -16,6 +15,8 @@ Request = tuple[str, dict[str, Any]]
 # Tokens of an answer, as the last events tell: /chat's statistics, /v1's usage.
 _NUM_TOKENS = re.compile(rb'"(?:num_output_tokens|completion_tokens)":\s*(\d+)')
 _TAIL_BYTES = 4096
+# Text of an answer, in an event of either route.
+_TEXT = re.compile(rb'"(?:answer|content)":\s*"[^"]')
 
 
 def chat_request(session: str, max_tokens: int) -> Request:
@@ -32,50 +33,62 @@ def v1_request(model: str, max_tokens: int) -> Request:
 
 
 class Times:
-    """When the pieces of one answer came, in seconds since the request; `status` is HTTP's, `num_tokens` as it says."""
+    """When the pieces of one answer's text came, in seconds since the request; `status` is HTTP's.
 
-    def __init__(self) -> None:
-        self.status = 0
-        self.pieces: list[float] = []
-        self.num_events = 0
-        self.num_tokens = 0
-        self.total = 0.0
+    `num_tokens` is what the reply says of itself.
+    """
 
-    def first_content(self, events_before: int) -> float:
-        """When the first piece of text came, where so many events come before it and each by itself."""
-        return self.pieces[min(events_before, len(self.pieces) - 1)]
+    def __init__(self, started: float, pieces: Sequence[tuple[float, bytes]]) -> None:
+        whole = b"".join(data for _, data in pieces)
+        told = _NUM_TOKENS.findall(whole[-_TAIL_BYTES:])
+        self.status = int(whole.split(b" ", 2)[1]) if whole else 0
+        self.texts = [moment - started for moment, data in pieces if _TEXT.search(data)]
+        self.num_events = whole.count(b"data:")
+        self.num_tokens = int(told[-1]) if told else 0
+        self.total = pieces[-1][0] - started if pieces else 0.0
 
-    def gaps(self, events_before: int) -> list[float]:
+    @property
+    def first_text(self) -> float:
+        """When the first text came."""
+        return self.texts[0]
+
+    @property
+    def gaps(self) -> list[float]:
         """Seconds between pieces of text."""
-        pieces = self.pieces[events_before:]
-        return [later - earlier for earlier, later in itertools.pairwise(pieces)]
+        return [later - earlier for earlier, later in itertools.pairwise(self.texts)]
+
+
+class _Client(asyncio.Protocol):
+    """Sends one request and keeps what comes, with the moments: clients share the processor with what is measured."""
+
+    def __init__(self, request: bytes, ended: asyncio.Future[None]) -> None:
+        self.pieces: list[tuple[float, bytes]] = []
+        self._request = request
+        self._ended = ended
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.pieces.append((time.perf_counter(), data))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
 
 
 async def read_stream(port: int, path: str, body: dict[str, Any]) -> Times:
-    """Sends one request and reads its stream; an event is a line that begins with `data:`."""
-    times, tail = Times(), b""
+    """Sends one request and reads its stream to the end."""
     content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    request = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
     started = time.perf_counter()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    try:
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-        times.status = int((await reader.readline()).split()[1])
-        while await reader.readline() not in (b"\r\n", b""):
-            pass
-        while piece := await reader.read(1 << 16):
-            tail = (tail + piece)[-_TAIL_BYTES:]
-            if events := piece.count(b"data:"):
-                times.pieces.append(time.perf_counter() - started)
-                times.num_events += events
-        times.total = time.perf_counter() - started
-    finally:
-        writer.close()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
-    told = _NUM_TOKENS.findall(tail)
-    times.num_tokens = int(told[-1]) if told else 0
-    return times
+    _, client = await loop.create_connection(lambda: _Client(request, ended), "127.0.0.1", port)
+    await ended
+    return Times(started, client.pieces)
 
 
 async def all_at_once(port: int, requests: Sequence[Request]) -> tuple[list[Times], float]:

@@ -40,8 +40,7 @@ CLIENT_TOKENS = 24
 RAMP_S = 12.0
 # So many may wait while requests come faster than they can be answered; more are refused.
 RAMP_QUEUE = 32
-# Events before the first text of a stream: the role on /v1; the run's id and the sources on /chat.
-BEFORE = {"/v1": 1, "/chat/stream": 2}
+ROUTES = ("/v1", "/chat/stream")
 
 # What each figure should reach: at least (1) or at most (-1).
 BARS = {
@@ -72,7 +71,7 @@ def ceiling() -> dict[str, Any]:
     with stand_in("chain") as port:
         figures["bare LangServe chain (chunks/s)"] = _chunks_per_s(port, lambda: ("/chain/stream", {"input": {}}))
     with stand_in("fake") as port:
-        for route in BEFORE:
+        for route in ROUTES:
             figures[f"{route} (chunks/s)"] = _chunks_per_s(port, lambda route=route: asked(route, "fake", 1000))  # type: ignore[misc]
     return figures
 
@@ -129,7 +128,7 @@ def overhead(mode: str, model: str) -> dict[str, Any]:
     before = _engine_alone()
     found: dict[str, tuple[float, float]] = {}
     with ragstone(mode) as port:
-        for route, num_before in BEFORE.items():
+        for route in ROUTES:
             alone = [asyncio.run(read_stream(port, *asked(route, model, NUM_TOKENS))) for _ in range(ALONE + 1)][1:]
             rates = []
             for _ in range(ROUNDS):
@@ -137,7 +136,7 @@ def overhead(mode: str, model: str) -> dict[str, Any]:
                     all_at_once(port, [asked(route, model, NUM_TOKENS) for _ in range(STREAMS)])
                 )
                 rates.append(sum(times.num_tokens for times in answers) / took)
-            first = statistics.median(times.first_content(num_before) for times in alone)
+            first = statistics.median(times.first_text for times in alone)
             found[route] = (first, statistics.median(rates))
     after = _engine_alone()
     first, rate = (statistics.mean(pair) for pair in zip(before, after, strict=True))
@@ -151,14 +150,14 @@ def overhead(mode: str, model: str) -> dict[str, Any]:
 def clients(port: int, model: str) -> dict[str, Any]:
     """First token, gap between pieces and whole answer by the number of clients, for each route."""
     table: dict[str, Any] = {}
-    for route, num_before in BEFORE.items():
+    for route in ROUTES:
         for count, questions in CLIENTS.items():
             requests = [[asked(route, model, CLIENT_TOKENS) for _ in range(questions)] for _ in range(count)]
             found, seconds = asyncio.run(one_after_another(port, requests))
             done = [times for times in found if times.status == 200]
             table[f"{route}, {count} clients"] = {
-                "first token (ms)": percentiles([times.first_content(num_before) for times in done]),
-                "gap (ms)": percentiles([gap for times in done for gap in times.gaps(num_before)]),
+                "first token (ms)": percentiles([times.first_text for times in done]),
+                "gap (ms)": percentiles([gap for times in done for gap in times.gaps]),
                 "total (ms)": percentiles([times.total for times in done]),
                 "tokens/s": sum(times.num_tokens for times in done) / seconds,
                 "answers": len(done),
@@ -202,8 +201,8 @@ async def _offered(port: int, model: str, rate: float) -> dict[str, Any]:
         "refused": len(refused),
         "failed": len(answers) - len(done) - len(refused),
         "goodput (1/s)": len(done) / took,
-        "first token (ms)": percentiles([times.first_content(1) for times in done]),
-        "gap (ms)": percentiles([gap for times in done for gap in times.gaps(1)]),
+        "first token (ms)": percentiles([times.first_text for times in done]),
+        "gap (ms)": percentiles([gap for times in done for gap in times.gaps]),
         "total (ms)": percentiles([times.total for times in done]),
     }
 
