@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.documents import Document
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import BaseMessage, SystemMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnablePassthrough
@@ -47,17 +47,17 @@ class TextParser(StrOutputParser):
             yield chunk if isinstance(chunk, str) else str(chunk.text)
 
 
-def answer_chain(model: Runnable[LanguageModelInput, AIMessage], system_prompt: str = "") -> Runnable[State, str]:
-    """`{"history": messages, "prompt": str}` -> the answer's text, streamed."""
-    return _prompt(system_prompt, "{prompt}") | model | TextParser()
-
-
 def answers_of(model: ChatRagstone, system_prompt: str = "", defaults: Mapping[str, Any] | None = None) -> MakeAnswer:
-    """Makes the chain of each answer of a model; `defaults` are options of its calls that those of a turn replace."""
+    """Makes the chain of each answer of a model: `{"history": messages, "prompt": str}` -> the answer's text, streamed.
+
+    `defaults` are options of the model's calls that those of a turn replace.
+    """
+    # Once: making them takes longer than using them, and so does what LangChain keeps with a model as its description.
+    prompt, parser, _ = _prompt(system_prompt, "{prompt}"), TextParser(), model._serialized
 
     def make(options: Mapping[str, Any], record: AnswerRecord) -> Runnable[State, str]:
         watched = model.model_copy(update={"client": record.watch(model.client)})
-        return answer_chain(watched.bind(**{**(defaults or {}), **options}), system_prompt)
+        return prompt | watched.bind(**{**(defaults or {}), **options}) | parser
 
     return make
 
@@ -100,20 +100,31 @@ def retrieval_chain(
     """Question and history -> the same with `queries`, `passages` and `turn` (a TurnDraft).
 
     Takes `input`, `history` (messages), `questions` (the earlier ones), `user`, `collections` and `where` (None: all)
-    and `k` (0: no retrieval), and whatever else `write_turn` asks for.
+    and `k` (0: no retrieval; then there is nothing to condense either), and whatever else `write_turn` asks for.
     """
 
     def retrieve(state: State) -> list[Passage]:
-        if state["k"] < 1:
-            return []
         narrowed = {name: state[name] for name in ("collections", "user", "where")}
         return search(state["queries"], k=state["k"], **narrowed)
 
-    return (
+    searching = (
         RunnablePassthrough.assign(queries=condense)
         | RunnablePassthrough.assign(passages=RunnableLambda(retrieve))
         | RunnablePassthrough.assign(turn=RunnableLambda(write_turn, name="write_turn"))
     )
+
+    # LangChain runs the chain that such a function returns. Each step of one takes a hop to a worker thread, which is
+    # most of what a turn without a search would take.
+    def chosen(state: State) -> Any:
+        if state["k"] > 0:
+            return searching
+        without: State = {**state, "queries": [state["input"]], "passages": []}
+        return {**without, "turn": write_turn(without)}
+
+    async def achosen(state: State) -> Any:
+        return chosen(state)
+
+    return RunnableLambda(chosen, achosen, name="retrieval")
 
 
 def condense_by_context() -> Runnable[State, list[str]]:

@@ -119,6 +119,7 @@ def create_app(settings: Settings) -> FastAPI:
         metrics=services.metrics,
         degradation=lambda: _degradation(settings, services),
         jobs=answer_jobs,
+        full=services.full,
         max_body_bytes=MAX_BODY_BYTES,
     )
     app.add_middleware(RequestSpans)

@@ -22,7 +22,7 @@ from app.chat_model import ChatRagstone
 from app.chat_schema import ChatOptions
 from app.conversation import ConversationChain, EarlierTurns
 from app.degradation import current_degradation
-from app.engines.backend import EngineHandle
+from app.engines.backend import EngineHandle, InProcessBackend
 from app.engines.client import RequestTimes
 from app.engines.model_table import ModelTable
 from app.engines.pool import ModelPool
@@ -228,6 +228,16 @@ class Services:
             private=private,
         )
         return private, self.client_of(self.router.route(asked))
+
+    def full(self) -> Exception | None:
+        """The refusal that a request to the model would get now, known before it is read; None where it is to be read.
+
+        Under overload most requests are refused, and what that costs is taken from the answers.
+        """
+        if not self._loaded or not self.table.is_one_here:
+            return None
+        backend = self.pool.backend(self.model_name)
+        return backend.full() if isinstance(backend, InProcessBackend) else None
 
     def require_ready(self) -> None:
         """Raises NotReadyError unless the server takes requests, which it does while it is degraded."""

@@ -13,11 +13,10 @@ import queue
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.delivery import LoopMailboxes, Sink, Ticket
 from engine.engine import Engine, Prompt
 from engine.errors import (
     EngineDeadError,
@@ -37,20 +36,10 @@ from engine.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[list[OutputDelta]], None]
-
 # On a GPU the first step compiles kernels, inside a layer.
 FIRST_GPU_STEP_S = 120.0
 # How often a thread that waits for the engine thread's end looks whether it hangs.
 JOIN_S = 0.25
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """Who waits for a request's deltas, and its sequences."""
-
-    sink: Sink
-    requests: list[Request]
 
 
 class AsyncEngine:
@@ -63,6 +52,7 @@ class AsyncEngine:
         # Guards what follows it; notified whenever tickets are closed.
         self._changed = threading.Condition()
         self._tickets: dict[str, Ticket] = {}
+        self._mailboxes = LoopMailboxes()
         self._num_arriving = 0
         self._draining = False
         self._stopping = False
@@ -191,19 +181,17 @@ class AsyncEngine:
             StepFailedError: the step that this request was part of failed.
             DeadlineExceededError: it was not finished `deadline_s` seconds after it was queued.
         """
-        loop = asyncio.get_running_loop()
         arrived: asyncio.Queue[list[OutputDelta]] = asyncio.Queue()
+        mailbox = self._mailboxes.of(asyncio.get_running_loop())
 
         def sink(deltas: list[OutputDelta]) -> None:
-            # The loop may be gone when its server has been stopped; then nobody waits for these.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(arrived.put_nowait, deltas)
+            mailbox.put(arrived, deltas)
 
         if params.constraint_field is not None:
             # May take a second, so not on the event loop; it is kept, and `make_requests` finds it.
             await asyncio.to_thread(self.engine.grammars.compile, params)
         submitted = self._submit(
-            prompt, params, sink, request_id, tenant=tenant, priority=priority, deadline_s=deadline_s
+            prompt, params, sink, request_id, tenant=tenant, priority=priority, deadline_s=deadline_s, wake=mailbox.wake
         )
         unfinished = params.n
         try:
@@ -319,6 +307,7 @@ class AsyncEngine:
         tenant: str,
         priority: str,
         deadline_s: float | None,
+        wake: Callable[[], None] | None = None,
     ) -> str:
         self._require_serving()
         request_id = request_id or f"req-{uuid.uuid4().hex}"
@@ -328,12 +317,13 @@ class AsyncEngine:
         )
         with self._changed:
             self._require_serving()
-            self._require_room(len(requests))
+            if (refusal := self.full(len(requests))) is not None:
+                raise refusal
             if request_id in self._tickets:
                 raise InvalidParameterError(
                     "request_id", f"{request_id!r} is in use by a request that has not finished"
                 )
-            self._tickets[request_id] = Ticket(sink, requests)
+            self._tickets[request_id] = Ticket(sink, requests, wake)
             self._num_arriving += len(requests)
             self._inbox.put(lambda: self._accept(requests))
         return request_id
@@ -358,13 +348,17 @@ class AsyncEngine:
         if self._draining:
             raise EngineDrainingError()
 
-    def _require_room(self, num_sequences: int) -> None:
-        """Raise QueueFullError where the newcomers would make more wait than may; who gets a seat at once does not."""
+    def full(self, num_sequences: int = 1) -> QueueFullError | None:
+        """The refusal that so many newcomers would get now; None where there is room.
+
+        They would make more wait than may; who gets a seat at once does not.
+        """
         scheduler, limit = self.engine.scheduler, self.config.max_queue_size
         seats = max(0, scheduler.max_num_seqs - len(scheduler.running))
         waiting = len(scheduler.waiting) + self._num_arriving
         if waiting + num_sequences > limit + seats:
-            raise QueueFullError(waiting, limit, scheduler.retry_after_s)
+            return QueueFullError(waiting, limit, scheduler.retry_after_s)
+        return None
 
     @property
     def _is_running(self) -> bool:
@@ -388,6 +382,8 @@ class AsyncEngine:
             ticket = self._tickets.pop(request_id)
             unfinished = [request for request in ticket.requests if request.status is not RequestStatus.FINISHED]
             ticket.sink([self.engine.refusal(request, error) for request in unfinished])
+            if ticket.wake is not None:
+                ticket.wake()
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -439,12 +435,17 @@ class AsyncEngine:
         by_request: dict[str, list[OutputDelta]] = {}
         for delta in deltas:
             by_request.setdefault(delta.request_id, []).append(delta)
+        wakes: set[Callable[[], None]] = set()
         with self._changed:
             for request_id, own in by_request.items():
                 ticket = self._tickets.get(request_id)
                 if ticket is None:
                     continue
                 ticket.sink(own)
+                if ticket.wake is not None:
+                    wakes.add(ticket.wake)
                 if not self.engine.is_live(request_id):
                     del self._tickets[request_id]
             self._changed.notify_all()
+        for wake in wakes:
+            wake()

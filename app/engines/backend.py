@@ -77,6 +77,10 @@ class InProcessBackend:
     def stats(self) -> EngineStats:
         return self._engine.stats()
 
+    def full(self) -> EngineError | None:
+        """The refusal that a request would get now for want of room in the queue; None where there is room."""
+        return self._engine.full()
+
     def drain(self, timeout_s: float) -> None:
         self._engine.drain(timeout_s)
 

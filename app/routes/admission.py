@@ -19,13 +19,15 @@ from app.routes.answers import PREFIX
 from app.routes.faults import respond
 
 # Below these, a POST makes a model work.
-MODEL_PATHS = ("/chat/", "/llm/", "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/ranking")
+CHAT_MODEL_PATHS = ("/chat/", "/llm/", "/v1/chat/completions", "/v1/completions")
+MODEL_PATHS = (*CHAT_MODEL_PATHS, "/v1/embeddings", "/v1/ranking")
 
 
 class Admission:
     """Refuses a tenant's request over its limits with 429; notes what a request under load must do without.
 
-    `degradation` tells what holds at the moment; `jobs` takes down what is to be answered later.
+    `degradation` tells what holds at the moment; `jobs` takes down what is to be answered later; `full` tells the
+    refusal that a request to a chat model would get in any case.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Admission:
         metrics: ServerMetrics,
         degradation: Callable[[], Degradation],
         jobs: AnswerJobs,
+        full: Callable[[], Exception | None],
         max_body_bytes: int,
     ) -> None:
         self._app = app
@@ -43,6 +46,7 @@ class Admission:
         self._metrics = metrics
         self._degradation = degradation
         self._jobs = jobs
+        self._full = full
         self._max_body_bytes = max_body_bytes
         jobs.answer_with(lambda job: answer_now(app, job))
 
@@ -73,6 +77,10 @@ class Admission:
                 await self._take_down(scope, send, principal, priority, body)
                 return
             receive = _again(messages, receive)
+        path = route_path(scope)
+        if path.startswith(CHAT_MODEL_PATHS) and (refusal := self._full()) is not None:
+            await respond(refusal, path)(scope, receive, send)
+            return
         await self._app(scope, receive, self._marked(degradation, send))
 
     async def _take_down(self, scope: Scope, send: Send, principal: Principal, priority: str, body: bytes) -> None:

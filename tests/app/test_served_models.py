@@ -9,6 +9,7 @@ import re
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from app import engine_server
 from app.cli import cli
+from app.engines.backend import InProcessBackend
 from app.server import create_app
 from app.settings import Settings
 from tests.app.openai_server import OpenAIServer
@@ -210,6 +212,33 @@ def test_the_model_alone_knows_no_model_that_answers_from_documents_only(setting
         reply = setting.server.post("/llm/invoke", question("Hi?", None, model=name))
         assert (reply.status_code, reply.json()["error"]["field"]) == (404, "config.configurable.model")
         assert "'main' and 'spare'" in reply.json()["error"]["message"]
+
+
+def test_a_full_queue_refuses_before_a_body_is_read(tiny_model: Path, tmp_path: Path) -> None:
+    """What is refused must cost next to nothing, or the answers that are under way pay for it."""
+    limits = {**SMALL, "max_num_seqs": 1, "max_queue_size": 1}
+    settings = Settings(data_dir=tmp_path, model=str(tiny_model), served_model_name="main", grounding="off", **limits)
+    app = app_over(ScriptedKnowledgeBase([]), settings)
+    with RunningServer(app) as server, ThreadPoolExecutor(2) as pool:
+        server.wait_until_ready()
+        backend = server.services.pool.backend("main")
+        assert isinstance(backend, InProcessBackend)
+        step, go_on = backend._engine.engine.step, threading.Event()
+        backend._engine.engine.step = lambda: (go_on.wait(30), step())[1]  # type: ignore[method-assign]
+        body = {"model": "main", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+        first = pool.submit(server.post, "/v1/chat/completions", body)
+        wait_until(lambda: backend._engine._num_arriving == 1 or backend.stats().num_waiting == 1)
+        second = pool.submit(server.post, "/v1/chat/completions", body)
+        wait_until(lambda: backend.full() is not None)
+        for path in ("/v1/chat/completions", "/v1/completions", "/chat/stream", "/chat/invoke", "/llm/batch"):
+            reply = server.client.post(path, content=b"{ never read")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (429, "queue_full"), path
+            assert "at most 1 may (max_queue_size)" in reply.json()["error"]["message"]
+            assert int(reply.headers["Retry-After"]) > 0
+        assert server.post("/tokenize", {"prompt": "Hi"}).status_code == 200
+        go_on.set()
+        assert [first.result().status_code, second.result().status_code] == [200, 200]
+        assert server.client.post("/chat/stream", content=b"{ read").status_code == 422
 
 
 def test_engine_url_may_be_of_any_server_of_openais_kind(tmp_path: Path) -> None:
