@@ -121,6 +121,7 @@ class EngineProcess(RemoteBackend):
                 return
             started = time.monotonic()
             process = self._launch()
+        process.wait()  # it finishes its answers, and would be killed with this thread
 
     def _look(self, started: float) -> None:
         """Notes how the child is; one that has come back gets its system prompt pinned again."""
