@@ -25,6 +25,7 @@ import numpy as np
 from app.chains import wordings
 from benchmarks.machine import describe_machine
 from retrieval import Embedder, KnowledgeBase
+from retrieval.embeddings import Vectors
 from retrieval.fusion import Scores, best, fuse
 from retrieval.hybrid import DEPTH, QueryForm, Reach, hybrid_search
 from retrieval.keyword_index import KeywordIndex
@@ -33,6 +34,7 @@ from retrieval.metrics import Interval, mean_interval, ndcg, recall
 from retrieval.question_kind import wording_shares
 from retrieval.reranker import DEPTH as RERANKED
 from retrieval.reranker import CrossEncoderReranker, Reranker, rerank
+from retrieval.sentence_vectors import closest_sentences, embedded_sentences, encoded
 from retrieval.vector_index import VectorIndex
 
 DATA = Path(__file__).resolve().parents[1] / "data"
@@ -147,6 +149,7 @@ class Search:
         self._vectors = VectorIndex(np.arange(len(texts)), cache.passages(texts), cache.embedder.dimension)
         self.keywords = KeywordIndex.build(texts)
         self._reach = Reach.of(cache.embedder)
+        self._sentences = sentences_of(texts, cache)
 
     def legs(self) -> dict[str, Callable[[QueryForm], Ranking]]:
         """Rankings of one question, by their names in the table."""
@@ -163,7 +166,11 @@ class Search:
 
     def ours(self, forms: Sequence[QueryForm], k: int = 10) -> Ranking:
         """As the product searches."""
-        return [row for row, _ in hybrid_search(self._vectors, self.keywords, forms, k, reach=self._reach)]
+        found = hybrid_search(self._vectors, self.keywords, forms, k, reach=self._reach, closest=self._closest)
+        return [row for row, _ in found]
+
+    def _closest(self, rows: Sequence[int], query: Vectors) -> Mapping[int, float]:
+        return closest_sentences(query, {row: self._sentences[row] for row in rows if row in self._sentences})
 
     def _reranked(self, form: QueryForm) -> Ranking:
         assert self._reranker is not None
@@ -185,6 +192,14 @@ class Search:
     def _by_words(self, form: QueryForm) -> Scores:
         rows, scores = self.keywords.search(form.text, DEPTH)
         return dict(zip(rows.tolist(), scores.tolist(), strict=True))
+
+
+def sentences_of(texts: Sequence[str], cache: VectorCache) -> dict[int, bytes]:
+    """The vectors of the sentences of each text, as the product keeps them."""
+    sentences = [embedded_sentences(text) for text in texts]
+    distinct = list(dict.fromkeys(sentence for some in sentences for sentence in some))
+    coded = dict(zip(distinct, encoded(cache.passages(distinct)), strict=True)) if distinct else {}
+    return {row: b"".join(coded[sentence] for sentence in some) for row, some in enumerate(sentences) if some}
 
 
 def measure_set(data: EvaluationSet, cache: VectorCache, reranker: Reranker | None) -> Figures:

@@ -255,6 +255,16 @@ class CatalogReader:
         """Ids of the vectors already there, by the hash of their text."""
         return dict(self._in("SELECT digest, id FROM vectors WHERE digest IN ({})", digests))
 
+    def sentence_vectors(self, chunk_ids: Sequence[int]) -> dict[int, bytes]:
+        """The vectors of the sentences of chunks, by chunk id, as they are kept; chunks that have none are left out."""
+        return dict(
+            self._in(
+                "SELECT c.id, e.sentences FROM chunks c JOIN vectors e ON e.id = c.vector_id "
+                "WHERE c.id IN ({}) AND e.sentences IS NOT NULL",
+                chunk_ids,
+            )
+        )
+
     def digests_in_use(self) -> list[bytes]:
         """The hashes of all embedded texts that a chunk stands for."""
         rows = self._db.execute("SELECT digest FROM vectors WHERE id IN (SELECT vector_id FROM chunks)")

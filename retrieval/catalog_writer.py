@@ -5,7 +5,7 @@ import sqlite3
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import Chunk
@@ -15,6 +15,13 @@ from retrieval.records import Visibility
 SUPERSEDED_KEPT_S = 600.0
 # Vectors of an ingest that was broken off wait this long for it to be tried again.
 ORPHANS_KEPT_S = 7 * 24 * 3600.0
+
+
+class TextVectors(NamedTuple):
+    """The vector of a text (float32, little-endian), and those of its sentences (see `retrieval.sentence_vectors`)."""
+
+    vector: bytes
+    sentences: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,11 @@ class CatalogWriter(CatalogReader):
         row = self._db.execute("SELECT id FROM collections WHERE owner = ? AND name = ?", (owner, name)).fetchone()
         return int(row[0])
 
-    def add_vectors(self, vectors: Mapping[bytes, bytes]) -> None:
-        """Stores vectors (float32, little-endian) by the hash of their text; those already there stay."""
+    def add_vectors(self, vectors: Mapping[bytes, TextVectors]) -> None:
+        """Stores vectors by the hash of their text; those already there stay."""
         self._db.executemany(
-            "INSERT INTO vectors (digest, vector, created_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-            [(digest, vector, self._now) for digest, vector in vectors.items()],
+            "INSERT INTO vectors (digest, vector, sentences, created_at) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+            [(digest, *stored, self._now) for digest, stored in vectors.items()],
         )
 
     def adopt_vectors(self, digests: Mapping[bytes, bytes]) -> bool:
@@ -78,7 +85,8 @@ class CatalogWriter(CatalogReader):
         if len(stored) < len(digests):
             return False
         self._db.executemany(
-            "UPDATE vectors SET vector = (SELECT vector FROM vectors WHERE id = ?) WHERE digest = ?",
+            "UPDATE vectors SET (vector, sentences) = (SELECT vector, sentences FROM vectors WHERE id = ?) "
+            "WHERE digest = ?",
             [(stored[other], digest) for digest, other in digests.items()],
         )
         self._db.execute("DELETE FROM vectors WHERE id NOT IN (SELECT vector_id FROM chunks)")

@@ -1,14 +1,16 @@
 """One search over both indexes: nearest vectors and best keyword matches of every form of the query, fused.
 
+By meaning a text is as near as its vector and its best sentence are on average (`retrieval/sentence_vectors.py`).
+
 Each leg weighs as much as it can know. A vector says little of a text in a language that its model was not trained on,
-and nothing of the part of a text that the model did not read. Words say little where no text has what is asked for in
-these words, and vectors little of numbers and identifiers. The share of a text, or of a question, that a leg knows
-counts by its square root: half of it tells more than half of what it is about.
+and nothing of the part of a text that the model did not read, where sentences have no vectors of their own. Words say
+little where no text has what is asked for in these words, and vectors little of numbers and identifiers. The share of a
+text, or of a question, that a leg knows counts by its square root: half of it tells more than half of what it is about.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -18,6 +20,7 @@ from retrieval.embeddings import PassageEmbedder, Vectors
 from retrieval.fusion import Scores, best, fuse, min_max
 from retrieval.keyword_index import KeywordIndex, TextFacts
 from retrieval.language import foreign, language_of, uses_latin_letters
+from retrieval.sentence_vectors import ClosestSentences
 from retrieval.vector_index import AnyVectorIndex, Mask
 
 # How far down each list is read before fusing. Below, scaled scores are near 0 and change no order at the top.
@@ -56,19 +59,25 @@ def hybrid_search(
     k: int,
     mask: Mask | None = None,
     reach: Reach = Reach(),
+    closest: ClosestSentences | None = None,
 ) -> list[tuple[int, float]]:
     """The `k` best rows with fused scores in 0..1, best first. Row i means the same chunk in both indexes.
 
-    Where both legs know all that is to be known, they weigh the same. `mask` [rows] says which rows may be
+    Where both legs know all that is to be known, they weigh the same. With `closest`, what is near by meaning is put in
+    order by its sentences too, and no text is too long for its vectors. `mask` [rows] says which rows may be
     found; as the vector leg ranks every one of them, k hits come whenever k rows are allowed.
     """
     depth = max(k, DEPTH)
+    reach = reach if closest is None else replace(reach, max_tokens=None)
     lists: list[Scores] = []
     weights: list[float] = []
     for form in forms:
         by_meaning = _scores(*vectors.search(form.vector, depth, mask))
         by_words = _scores(*keywords.search(form.text, depth, mask))
-        lists += [by_meaning, by_words]
+        near = by_meaning
+        if closest is not None:
+            near = _with_sentences(form.vector, by_meaning, by_words, vectors, closest)
+        lists += [near, by_words]
         shares = (
             vector_share(form.text, by_meaning, keywords.facts, reach)
             * literal_share(form.text, by_meaning, by_words, keywords),
@@ -76,6 +85,21 @@ def hybrid_search(
         )
         weights += [form.weight * max(_LEAST_WEIGHT, share) for share in shares]
     return best(fuse(lists, weights), k)
+
+
+def _with_sentences(
+    query: Vectors, by_meaning: Scores, by_words: Scores, vectors: AnyVectorIndex, closest: ClosestSentences
+) -> Scores:
+    """As many hits as `by_meaning` has, of both legs' hits: the mean of the cosines of the text and its best sentence.
+
+    A text without sentences has its own cosine alone.
+    """
+    cosines = dict(by_meaning)
+    if others := [row for row in by_words if row not in by_meaning]:
+        cosines.update(zip(others, (vectors.vectors_of(np.array(others)) @ query).tolist(), strict=True))
+    sentences = closest(list(cosines), query)
+    means = {row: (cosine + sentences.get(row, cosine)) / 2 for row, cosine in cosines.items()}
+    return dict(best(means, len(by_meaning)))
 
 
 def vector_share(query: str, found: Scores, facts: TextFacts, reach: Reach) -> float:

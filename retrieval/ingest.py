@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from retrieval.catalog import Catalog
-from retrieval.catalog_writer import CatalogWriter, NewVersion
+from retrieval.catalog_writer import CatalogWriter, NewVersion, TextVectors
 from retrieval.chunking import REVISION, chunk_document, indexed_text
 from retrieval.embeddings import PassageEmbedder
 from retrieval.errors import EmptyDocumentError, InvalidArgumentError, LoadError, StoreBusyError, StoreFullError
 from retrieval.loaders import MAX_FILE_BYTES, load
 from retrieval.records import PRIVATE_KEY, IngestResult
+from retrieval.sentence_vectors import embed_sentences
 
 # Texts embedded between two commits: what a broken-off ingest loses at most.
 EMBED_BATCH = 128
@@ -244,7 +245,7 @@ class Ingestor:
         missing.sort(key=lambda item: -len(item[1]))
         for start in range(0, len(missing), EMBED_BATCH):
             batch = missing[start : start + EMBED_BATCH]
-            rows = stored_vectors(self._embedder, batch)
+            rows = text_vectors(self._embedder, batch)
             with self._catalog.writing() as writer:
                 self._catalog.require_embedder(writer, self._embedder)
                 writer.add_vectors(rows)
@@ -252,10 +253,14 @@ class Ingestor:
                 embedded(start + len(batch), len(missing))
 
 
-def stored_vectors(embedder: PassageEmbedder, texts: Sequence[tuple[bytes, str]]) -> dict[bytes, bytes]:
+def text_vectors(embedder: PassageEmbedder, texts: Sequence[tuple[bytes, str]]) -> dict[bytes, TextVectors]:
     """The vectors of texts as the catalog keeps them, by the digests that stand with the texts."""
-    vectors = embedder.embed_passages([text for _, text in texts]).astype("<f4")
-    return {digest: vector.tobytes() for (digest, _), vector in zip(texts, vectors, strict=True)}
+    whole = embedder.embed_passages([text for _, text in texts]).astype("<f4")
+    sentences = embed_sentences(embedder, [text for _, text in texts])
+    return {
+        digest: TextVectors(vector.tobytes(), kept)
+        for (digest, _), vector, kept in zip(texts, whole, sentences, strict=True)
+    }
 
 
 def text_digest(text: str) -> bytes:

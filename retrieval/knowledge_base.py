@@ -266,7 +266,13 @@ class KnowledgeBase:
                     documents = passing if documents is None else sorted({*documents}.intersection(passing))
                 mask = snapshot.mask(allowed, documents)
                 hits = hybrid_search(
-                    snapshot.vectors, snapshot.keywords, forms, _SPARE * depth, mask, Reach.of(self.embedder)
+                    snapshot.vectors,
+                    snapshot.keywords,
+                    forms,
+                    _SPARE * depth,
+                    mask,
+                    Reach.of(self.embedder),
+                    partial(snapshot.closest_sentences, reader),
                 )
                 scores = {int(snapshot.chunk_ids[row]): score for row, score in hits}
                 chunks = reader.chunks(list(scores))

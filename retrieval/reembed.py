@@ -12,7 +12,7 @@ from pathlib import Path
 from retrieval.catalog import Catalog
 from retrieval.chunking import indexed_text
 from retrieval.embeddings import PassageEmbedder
-from retrieval.ingest import EMBED_BATCH, stored_vectors
+from retrieval.ingest import EMBED_BATCH, text_vectors
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def reembed(folder: Path, embedder: PassageEmbedder, progress: Progress | None =
         while True:
             missing, total = _missing(catalog, embedder.fingerprint)
             for done, batch in enumerate(_batches(missing)):
-                rows = stored_vectors(embedder, batch)
+                rows = text_vectors(embedder, batch)
                 with catalog.writing() as writer:
                     writer.add_vectors(rows)
                 if progress is not None:

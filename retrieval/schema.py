@@ -74,8 +74,12 @@ CREATE TABLE chunks (
 CREATE INDEX chunks_of_vector ON chunks (vector_id);
 """
 
+# The vectors of a text's sentences, beside the vector of the whole (`retrieval/sentence_vectors.py`). NULL where it has
+# but one, or was embedded before they were kept.
+_SENTENCES = "ALTER TABLE vectors ADD COLUMN sentences BLOB"
+
 # Migration n brings a store from version n to n + 1. Entries are only ever appended.
-_MIGRATIONS = (_INITIAL,)
+_MIGRATIONS = (_INITIAL, _SENTENCES)
 VERSION = len(_MIGRATIONS)
 
 

@@ -30,12 +30,13 @@ import xxhash
 from retrieval.catalog import FILE_NAME, Catalog
 from retrieval.catalog_reader import CatalogReader
 from retrieval.chunking import indexed_text
-from retrieval.embeddings import PassageEmbedder
+from retrieval.embeddings import PassageEmbedder, Vectors
 from retrieval.errors import StoreDamagedError, StoreError
 from retrieval.gpu_index import GpuVectorIndex, check_gpu
 from retrieval.keyword_index import KeywordIndex
 from retrieval.language import advice
 from retrieval.qdrant_index import QdrantIndex, QdrantPoints
+from retrieval.sentence_vectors import closest_sentences
 from retrieval.vector_codes import Ids
 from retrieval.vector_index import AnyVectorIndex, IndexOptions, Mask, VectorIndex
 
@@ -83,6 +84,12 @@ class Snapshot:
         if document_ids is not None:
             mask = mask & np.isin(self.document_ids, np.asarray(document_ids, dtype=np.int64))
         return mask
+
+    def closest_sentences(self, reader: CatalogReader, rows: Sequence[int], query: Vectors) -> dict[int, float]:
+        """The cosine of the best sentence of each of these rows; those whose sentences have no vectors are left out."""
+        row_of = {int(self.chunk_ids[row]): row for row in rows}
+        kept = reader.sentence_vectors(list(row_of))
+        return closest_sentences(query, {row_of[chunk_id]: sentences for chunk_id, sentences in kept.items()})
 
     def remembered(self, key: Hashable, made: Callable[[], Mask]) -> Mask:
         """The mask [n] that was made for `key`: most searches ask for the same few, which take long to make."""

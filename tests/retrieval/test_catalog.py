@@ -5,7 +5,7 @@ import pytest
 
 from retrieval import DocumentInfo, KnowledgeBase
 from retrieval.catalog import FILE_NAME, Catalog
-from retrieval.catalog_writer import NewVersion
+from retrieval.catalog_writer import NewVersion, TextVectors
 from retrieval.chunking import Chunk
 from retrieval.errors import (
     EmbedderMismatchError,
@@ -25,7 +25,7 @@ def version(source: str, text: str, digest: bytes = b"d") -> NewVersion:
 
 def put(catalog: Catalog, source: str, text: str, digest: bytes = b"d") -> str:
     with catalog.writing() as writer:
-        writer.add_vectors({digest: b"\0" * 4})
+        writer.add_vectors({digest: TextVectors(b"\0" * 4)})
         return writer.put_document(writer.ensure_collection("local", "default"), version(source, text, digest))
 
 
@@ -55,7 +55,7 @@ def test_a_transaction_that_raises_changes_nothing(tmp_path: Path) -> None:
 
     def broken_off() -> None:
         with catalog.writing() as writer:
-            writer.add_vectors({b"e": b"\0" * 4})
+            writer.add_vectors({b"e": TextVectors(b"\0" * 4)})
             writer.put_document(writer.ensure_collection("local", "default"), version("a.md", "new", b"e"))
             raise RuntimeError("power failed")
 
@@ -113,7 +113,7 @@ def test_a_store_of_a_newer_version_is_refused_with_both_numbers(tmp_path: Path)
     Catalog(tmp_path).close()
     with sqlite3.connect(tmp_path / FILE_NAME) as raw:
         raw.execute("PRAGMA user_version = 99")
-    with pytest.raises(SchemaTooNewError, match="has schema version 99; this Ragstone reads up to 1: upgrade"):
+    with pytest.raises(SchemaTooNewError, match="has schema version 99; this Ragstone reads up to 2: upgrade"):
         Catalog(tmp_path)
 
 
@@ -132,7 +132,7 @@ def test_an_empty_store_takes_another_embedder_and_a_renamed_one_is_the_same(tmp
         KnowledgeBase.open(tmp_path, WordEmbedder("second", dimension=32)) as opened,
         opened.catalog.writing() as writer,
     ):
-        writer.add_vectors({b"d": b"\0" * 128})
+        writer.add_vectors({b"d": TextVectors(b"\0" * 128)})
     renamed = WordEmbedder("second", dimension=32)
     renamed.name = "renamed"
     with KnowledgeBase.open(tmp_path, renamed) as opened, opened.catalog.reading() as reader:

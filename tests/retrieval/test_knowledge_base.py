@@ -175,7 +175,7 @@ def test_stats_give_the_numbers_of_a_status_page(filled: KnowledgeBase) -> None:
         "index": "flat (exact)",
         "embedder": "words",
         "dimension": 64,
-        "schema_version": 1,
+        "schema_version": 2,
         "folder": str(filled.folder),
     }
     assert size > 10_000
