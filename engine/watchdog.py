@@ -1,4 +1,9 @@
-"""Tells a thread that hangs from one that is idle or busy, from a thread of its own. Knows nothing of requests."""
+"""Tells a thread that hangs from one that is idle, busy or starved. Knows nothing of requests.
+
+Starved is who is ready to run and gets no processor, as others have them all: Linux tells how long each thread waited
+(/proc/PID/task/TID/schedstat; kernel documentation, scheduler/sched-stats). A step is the work of several threads that
+wait for each other, so the wait of any of them delays it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,8 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -14,21 +20,29 @@ log = logging.getLogger(__name__)
 POLLS = 16
 # It ends at once, unless it is telling of a stall.
 STOP_S = 1.0
+# However starved a process is, this share of the silence counts: a hang is found late then, but found.
+LEAST_COUNTED = 0.1
 
 
 class Watchdog:
     """Calls `on_stall(silent_s)` once each time the watched thread has not beaten for `limit_s()` with work at hand.
 
     Silence is counted in looks, not read from a clock: when the whole process was stopped for a while, or its machine
-    slept, nobody hangs.
+    slept, nobody hangs. Nor does it count while a thread of the process waits for a processor, as `waited_s` tells of
+    each: a step that others keep from running is slow, not hanging.
     """
 
     def __init__(
-        self, limit_s: Callable[[], float], has_work: Callable[[], bool], on_stall: Callable[[float], None]
+        self,
+        limit_s: Callable[[], float],
+        has_work: Callable[[], bool],
+        on_stall: Callable[[float], None],
+        waited_s: Callable[[], Mapping[int, float]] | None = None,
     ) -> None:
         self._limit_s = limit_s
         self._has_work = has_work
         self._on_stall = on_stall
+        self._waited_s = waited_s or threads_waited_s
         self._beats = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,6 +66,8 @@ class Watchdog:
 
     def _run(self, thread: threading.Thread) -> None:
         seen = self._beats
+        unheard_s = 0.0  # since the last beat with work at hand, starved or not
+        before: Mapping[int, float] = {}
         while thread.is_alive():
             poll_s = self._limit_s() / POLLS
             if self._stop.wait(poll_s):
@@ -60,15 +76,38 @@ class Watchdog:
             if beats != seen:
                 if self.stalled:
                     log.warning("the engine thread goes on after %.1f s", self.silent_s)
-                self.silent_s, self.stalled = 0.0, False
+                self.silent_s, self.stalled, unheard_s = 0.0, False, 0.0
             elif self.stalled or self._has_work():
-                self.silent_s += poll_s
+                before = before if unheard_s else self._waited_s()
+                unheard_s += poll_s
+                self.silent_s = max(unheard_s - _longest_wait(before, self._waited_s()), LEAST_COUNTED * unheard_s)
             else:
-                self.silent_s = 0.0
+                self.silent_s, unheard_s = 0.0, 0.0
             if self.silent_s >= self._limit_s() and not self.stalled:
                 self.stalled = True
-                log.critical("the engine thread hangs for %.1f s:\n%s", self.silent_s, _stack(thread))
+                log.critical(
+                    "the engine thread hangs for %.1f s (%.1f s more without a processor):\n%s",
+                    self.silent_s,
+                    unheard_s - self.silent_s,
+                    _stack(thread),
+                )
                 self._on_stall(self.silent_s)
+
+
+def threads_waited_s() -> dict[int, float]:
+    """How long each thread of this process has been ready to run without a processor; empty where that is not told."""
+    waited = {}
+    for task in Path("/proc/self/task").glob("[0-9]*"):
+        try:
+            waited[int(task.name)] = int((task / "schedstat").read_text().split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            continue  # it has ended, or this system does not tell
+    return waited
+
+
+def _longest_wait(before: Mapping[int, float], after: Mapping[int, float]) -> float:
+    """How long that thread waited which waited longest between two looks."""
+    return max((waited - before.get(thread, 0.0) for thread, waited in after.items()), default=0.0)
 
 
 def _stack(thread: threading.Thread) -> str:
