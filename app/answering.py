@@ -18,14 +18,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from app.fixed_texts import ENGLISH, FixedTexts
+from app.fixed_texts import ENGLISH, NO, YES, FixedTexts
 from retrieval.evidence import Embed, Quote, Ranking, TermWeights, quotes, rank_sentences, retained
 from retrieval.grounding import LENIENT, STRICT, GroundingChecker, Support
 from retrieval.highlights import highlights
+from retrieval.qualifiers import limits
 from retrieval.question_kind import candidates
 from retrieval.records import Passage
 from retrieval.sentences import split_sentences, without_odd_marks
 from retrieval.words import terms
+from retrieval.yes_or_no import yes_or_no
 
 GroundingMode = Literal["off", "mark", "strict"]
 
@@ -187,6 +189,11 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
         yield Grounding(mode="strict", state="not_found")
         return
     chosen = quotes(material.ranking, material.passages, MOST_SENTENCES)
+    # What limits the best sentence leaves neither for certain.
+    certain = not any(limits(quote.source) for quote in chosen)
+    ranked = [evidence.text for evidence in material.ranking.ranked]
+    if certain and (said_so := yes_or_no(material.ranking.question, ranked)) is not None:
+        yield f"{YES if said_so else NO} "
     checker = answering.checker(material.passages)
     passed: list[SentenceSupport] = []
     left = list(chosen)

@@ -29,6 +29,8 @@ ENGLISH = FixedTexts(
     "they say and where it stands, and say so where they do not hold the answer.",
     "The language model behind me is {model}.",
 )
+# English only, as `retrieval.yes_or_no` is.
+YES, NO = "Yes.", "No."
 TRANSLATIONS: dict[str, FixedTexts] = {
     "en": ENGLISH,
     "de": FixedTexts(

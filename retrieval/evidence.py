@@ -22,6 +22,8 @@ import numpy as np
 from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.facts import name_keys, names, numbers
+from retrieval.language import FUNCTION_WORDS, UNKNOWN, function_words, language_among, language_of
+from retrieval.qualifiers import limits, refers_back
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
@@ -65,6 +67,7 @@ WHOLE_WORDS = 30
 # An introduction ("You need:") is quoted with what it introduces, up to this many words.
 LIST_WORDS = 45
 
+_SMALL_WORDS = frozenset(FUNCTION_WORDS)
 _CLAUSE = re.compile(r"(?<=[,;:—])\s+|\s+(?=\()|(?<=\))\s+|\s+[–-]\s+")
 _JOINED_NAME = re.compile(r"\b[A-Z]*[a-z]{2,}(?:[A-Z]+[a-z]{2,})+\b")
 _NAME_PART = re.compile(r"[A-Z]*[a-z]+")
@@ -149,22 +152,38 @@ def rank_sentences(
     adds_unknown = bool(topic) and all(
         topic.isdisjoint(own | near.context) for own, near in zip(words, found, strict=True)
     )
-    strength = float((in_context + cosine)[: 1 if adds_unknown or stands_alone(asked) else None].max())
-    if _unknown_names(asked, passages):
+    counted_forms = slice(1 if adds_unknown or stands_alone(asked) else None)
+    strength = float((in_context + cosine)[counted_forms].max())
+    if _in_another_language(asked, passages):
+        # Words cannot cover it, and their absence says nothing.
+        strength = max(strength, 2 * float(cosine[counted_forms].max()))
+    elif _unknown_names(asked, passages):
         strength *= UNKNOWN_NAME
     return Ranking(asked, kind, ranked, strength)
 
 
 def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list[Quote]:
-    """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long."""
+    """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long.
+
+    A sentence that limits the best one ("However, …") goes before the next best, and one that limits what stands before
+    it ("This does not apply to …") brings that along.
+    """
     found: list[Quote] = []
+
+    def add(passage: int, text: str, source: str) -> None:
+        if len(found) < most and all(text not in earlier.text and earlier.text not in text for earlier in found):
+            found.append(Quote(passage, text, source))
+
     for evidence in ranking.ranked:
         if len(found) == most or evidence.score < ranking.ranked[0].score - NEAR_TIE:
             break
+        before, after = _limited_and_limiting(evidence, passages[evidence.passage])
+        if before and most > 1 and len(found) < most - 1:
+            add(evidence.passage, without_odd_marks(before), before)
         whole = _with_list(evidence, passages[evidence.passage])
-        text = without_odd_marks(trimmed(whole, ranking.question, ranking.kind))
-        if all(text not in earlier.text and earlier.text not in text for earlier in found):
-            found.append(Quote(evidence.passage, text, evidence.text))
+        add(evidence.passage, without_odd_marks(trimmed(whole, ranking.question, ranking.kind)), evidence.text)
+        if after:
+            add(evidence.passage, without_odd_marks(after), after)
     return found
 
 
@@ -182,7 +201,10 @@ def trimmed(sentence: str, question: str, kind: QuestionKind) -> str:
         return sentence
     for beside in (1,) if kind is QuestionKind.OTHER else (0, 1):
         start = clauses[max(0, touched[0] - beside)][0]
-        end = clauses[min(len(clauses) - 1, touched[-1] + beside)][1]
+        last = min(len(clauses) - 1, touched[-1] + beside)
+        while last + 1 < len(clauses) and limits(sentence[slice(*clauses[last + 1])]):
+            last += 1  # "…, except on Sundays"
+        end = clauses[last][1]
         piece = sentence[start:end]
         if kind is QuestionKind.OTHER or candidates(kind, piece, question):
             return ("... " if start > 0 else "") + piece.rstrip(" ,;:—–-") + (" ..." if end < len(sentence) else "")
@@ -217,7 +239,11 @@ class _Form:
 
     @classmethod
     def of(cls, text: str, weigh: TermWeights) -> "_Form":
-        weights = weigh(_words(text))
+        words = _words(text)
+        if (language := language_among(text, _SMALL_WORDS)) != "en":
+            # Of English, `terms` leaves them out; of others no text may have them, which would make them telling.
+            words = words - frozenset(terms(" ".join(function_words(language)))) or words
+        weights = weigh(words)
         return cls(text, weights, math.fsum(weights.values()))
 
     def coverage(self, present: Collection[str]) -> float:
@@ -258,6 +284,14 @@ def _unknown_names(question: str, passages: Sequence[Passage]) -> list[str]:
     return [name.key for name in names(question) if name.key not in known and not known.issuperset(name.key.split("-"))]
 
 
+def _in_another_language(question: str, passages: Sequence[Passage]) -> bool:
+    """Whether the question is in another language than the passages, as far as both can be told."""
+    asked = language_of(question)
+    asked = language_among(question, _SMALL_WORDS) if asked == UNKNOWN else asked
+    told = language_of("\n".join(passage.text for passage in passages))
+    return UNKNOWN not in (asked, told) and asked != told
+
+
 def _cosines(questions: Sequence[str], texts: Sequence[str], promise: Vectors, embed: Embed) -> Vectors:
     """Cosines [questions, texts] from 0 to 1, 0 being that of unrelated text and of texts beyond MAX_EMBEDDED.
 
@@ -288,6 +322,16 @@ def _with_list(evidence: Evidence, passage: Passage) -> str:
         if not is_item:
             break
     return without_markup(passage.text[sentences[evidence.index].start : sentences[last].end])
+
+
+def _limited_and_limiting(evidence: Evidence, passage: Passage) -> tuple[str, str]:
+    """The sentence before, where this one cannot be read without it, and the one after, where it limits this one.
+
+    "" for each that is not so.
+    """
+    shown = {statement.index: statement.text for statement in statements(passage.text)}
+    before, after = shown.get(evidence.index - 1, ""), shown.get(evidence.index + 1, "")
+    return before if refers_back(evidence.text) else "", after if limits(after) else ""
 
 
 def _clauses(sentence: str) -> list[tuple[int, int]]:

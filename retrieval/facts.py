@@ -26,7 +26,11 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MONTHS_AND_DAYS = (
     "january|february|march|april|may|june|july|august|september|october|november|december|"
-    "monday|tuesday|wednesday|thursday|friday|saturday|sunday"
+    "monday|tuesday|wednesday|thursday|friday|saturday|sunday|"
+    "januar|februar|märz|mai|juni|juli|oktober|dezember|montag|dienstag|mittwoch|donnerstag|freitag|samstag|sonntag|"
+    "janvier|février|avril|juin|juillet|août|septembre|octobre|novembre|décembre|"
+    "enero|febrero|abril|mayo|junio|julio|septiembre|octubre|noviembre|diciembre|"
+    "gennaio|febbraio|aprile|maggio|giugno|luglio|settembre|ottobre|dicembre|janeiro|fevereiro|março|maio|junho|julho"
 )
 # Words that begin with a capital wherever they stand and name nothing.
 _NO_NAMES = frozenset(("i", "i'm", "i've", "i'll", "i'd", "ok"))
@@ -111,7 +115,9 @@ def times(text: str) -> list[Fact]:
     found = [fact for fact in numbers(text) if re.fullmatch(r"1\d{3}|20\d{2}", fact.key)]
     for match in re.finditer(
         rf"\b(?:{_MONTHS_AND_DAYS}|century|centuries|decade|noon|midnight|bce?|a\.?d|[ap]\.?m|today|tomorrow|"
-        r"yesterday|daily|weekly|monthly|annually|quarterly|days?|weeks?|months?|years?|hours?|minutes?)\b",
+        r"yesterday|daily|weekly|monthly|annually|quarterly|days?|weeks?|months?|years?|hours?|minutes?|"
+        r"tagen?|wochen?|monate?n?|jahre?s?n?|stunden?|jours?|semaines?|mois|années?|heures?|días?|semanas?|años?|"
+        r"meses|horas?|giorni|settimane|mesi|anni|dias)\b",
         text,
         re.IGNORECASE,
     ):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from bm25s import stopwords
 
 UNKNOWN = "und"
 """The code for a text whose language cannot be told (ISO 639-3)."""
@@ -25,6 +26,24 @@ _SAMPLE_CHARS = 400
 _LEAST_PROBABILITY = 0.7
 # The same among a few languages: a short question is told by its first guess, but names and terms alone are not.
 _LEAST_SHARE_AMONG = 0.75
+FUNCTION_WORDS = {
+    "da": "DANISH", "de": "GERMAN", "en": "EN_PLUS", "es": "SPANISH", "fr": "FRENCH", "it": "ITALIAN", "nl": "DUTCH",
+    "no": "NORWEGIAN", "pt": "PORTUGUESE", "ru": "RUSSIAN", "sv": "SWEDISH", "tr": "TURKISH",
+}  # fmt: skip
+"""The languages whose function words are known, and which list of bm25s they are."""
+# Which those lists lack.
+_QUESTION_WORDS = {
+    "de": "wann wer wen wem wessen wo wohin woher was wie warum wieso weshalb wieviel wieviele welche welcher welches",
+    "es": "cuándo cuando quién quien qué dónde donde cómo cuánto cuánta cuántos cuántas cuál cuáles",
+    "fr": "quand qui que quoi où comment pourquoi combien quel quelle quels quelles",
+    "it": "quando chi che cosa dove come perché quanto quanta quanti quante quale quali",
+    "nl": "wanneer wie wat waar hoe waarom hoeveel welke",
+    "pt": "quando quem que onde como quanto quanta quantos quantas qual quais",
+    "ru": "когда кто что где куда как почему сколько какой какая какие",
+    "sv": "när vem vad var hur varför vilken vilket vilka",
+    "tr": "ne kim nerede nasıl neden kaç hangi",
+}
+_WORD = re.compile(r"[^\W\d_]+")
 _LETTER = re.compile(r"[^\W\d_]")
 _LATIN = re.compile(r"[A-Za-z\u00aa-\u024f\u1e00-\u1eff\uff21-\uff5a]")
 # How many letters it takes in a script that many languages share. Others tell by a few.
@@ -61,7 +80,20 @@ def language_among(text: str, languages: Collection[str]) -> str:
         return UNKNOWN
     shares = {code: float(share) for code, share in _identifier().rank(sample) if code in languages}
     best = max(shares, key=lambda code: shares[code])
-    return best if shares[best] >= _LEAST_SHARE_AMONG * math.fsum(shares.values()) > 0 else UNKNOWN
+    if shares[best] >= _LEAST_SHARE_AMONG * math.fsum(shares.values()) > 0:
+        return best
+    # A few words, of which some are names: the small ones tell, if no other language has more of them.
+    words = set(_WORD.findall(sample.casefold()))
+    small = {code: len(words & function_words(code)) for code in languages}
+    return best if 0 < small[best] == max(small.values()) else UNKNOWN
+
+
+@cache
+def function_words(language: str) -> frozenset[str]:
+    """Articles, pronouns, question words and the like of a language, in small letters; empty for most languages."""
+    name = FUNCTION_WORDS.get(language)
+    asking = _QUESTION_WORDS.get(language, "").split()
+    return frozenset((*getattr(stopwords, f"STOPWORDS_{name}"), *asking)) if name else frozenset()
 
 
 def languages_of(texts: Sequence[str]) -> Languages:

@@ -47,6 +47,11 @@ _ABBREVIATIONS = frozenset(
         av bd sra srta ud uds pág tel min max resp""",
     )
 )
+# Of languages that put a full stop behind a day and begin months with a capital.
+_MONTH = re.compile(
+    r"(?:Januar|Jänner|Februar|März|April|Mai|Juni|Juli|August|September|Oktober|November|Dezember|"
+    r"Jan|Feb|Mär|Apr|Jun|Jul|Aug|Sep|Sept|Okt|Nov|Dez)\b"
+)
 _LAST_WORD = re.compile(r"[^\W_]+(?:\.[^\W_]+)*$")
 _MAX_ABBREVIATION = 12
 
@@ -141,6 +146,8 @@ def _is_border(text: str, mark: int, after: int, end: int) -> bool:
     line = text.rfind("\n", 0, mark) + 1
     if last.isdigit() and len(last) <= 2 and not text[line : word.start()].strip(" \t#*-"):
         return False  # "1. First"
+    if last.isdigit() and len(last) <= 2 and _MONTH.match(following):
+        return False  # "am 31. März"
     if last.casefold() not in _ABBREVIATIONS and not re.fullmatch(r"(?:[A-Za-z]\.)+[A-Za-z]", last):
         return True
     # "No." and "U.S." may also end one: then what follows begins with a word that no name or number begins with.

@@ -88,6 +88,23 @@ async def test_what_the_model_leaves_unsaid_is_quoted(tmp_path):
     assert result["answer"] == 'Season tickets cost 40 dollars. [1]\n\n"Tickets cost 12 dollars." [1]'
 
 
+@pytest.mark.parametrize(
+    ("rule", "answer"),
+    [
+        ("Dogs are allowed in the office.", 'Yes. "Dogs are allowed in the office." [1]'),
+        ("Dogs are not allowed in the office.", 'No. "Dogs are not allowed in the office." [1]'),
+        ("Small dogs are allowed in the office.", '"Small dogs are allowed in the office." [1]'),
+        (
+            "Dogs are allowed in the office. However, they stay off the sofa.",
+            '"Dogs are allowed in the office." [1]\n\n"However, they stay off the sofa." [1]',
+        ),
+    ],
+)
+async def test_a_question_that_asks_whether_is_answered_where_that_is_certain(tmp_path, rule, answer):
+    made = setup(tmp_path, "I do not know.", texts=(rule,))
+    assert (await ask(made, "Are dogs allowed in the office?"))["answer"] == answer
+
+
 @pytest.mark.parametrize("line", ["Rules\n", "Rules: ", "[1] Rules\n", "Rules\n\n"])
 async def test_the_line_that_says_where_a_passage_stands_is_not_told(tmp_path, line):
     made = setup(tmp_path, line, SENTENCE)

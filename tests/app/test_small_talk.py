@@ -69,6 +69,8 @@ def test_greetings_and_thanks_are_replied_to_in_their_language(message, kind, la
     [
         (["Wie viele Urlaubstage habe ich?"], "de"), (["Combien de jours de congé ai-je ?"], "fr"),
         (["¿Cuántos días de vacaciones tengo?"], "es"), (["O que é TTFT?"], "pt"), (["Waar is het kantoor?"], "nl"),
+        (["Que mesure le TTFT ?"], "fr"), (["Was misst TTFT?"], "de"), (["Wann verfällt er?"], "de"),
+        (["¿Qué mide TTFT?"], "es"),
         (["我有多少天假期？"], "zh"), (["什么是TTFT？"], "zh"),
         (["كم عدد أيام الإجازة؟"], "ar"),
         (["Что такое TTFT?"], "ru"),

@@ -16,6 +16,8 @@ from retrieval.definitions import subject_of, tells_meaning
         ("Was bedeutet TTFT?", "ttft"),
         ("Qu'est-ce que la photosynthèse ?", "photosynthese"),
         ("¿Qué es el TTFT?", "ttft"),
+        ("Que mesure le TTFT ?", "ttft"),
+        ("Was misst TTFT?", "ttft"),
         ("什么是光合作用？", "光合作用"),
         ("光合作用是什么意思？", "光合作用"),
         ("How long is the river?", ""),

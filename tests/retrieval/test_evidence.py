@@ -113,6 +113,67 @@ def test_a_second_sentence_is_quoted_only_where_it_is_nearly_as_good():
     ]
 
 
+@pytest.mark.parametrize(
+    "limit",
+    ["However, children pay nothing.", "This does not apply to children.", "Children, however, pay nothing.",
+     "Ausgenommen sind Kinder.", "Sauf pour les enfants."],
+)  # fmt: skip
+def test_what_limits_a_sentence_is_quoted_with_it_rather_than_the_next_best(limit):
+    text = passage(f"Tickets cost 12 dollars. {limit} Season tickets cost 40 dollars.")
+    ranking = rank("What do tickets cost?", passages=[text], embed=no_help)
+    assert [quote.text for quote in quotes(ranking, [text])] == ["Tickets cost 12 dollars.", limit]
+
+
+def test_what_limits_another_sentence_is_not_quoted():
+    text = passage(
+        "Tickets cost 12 dollars. Dogs stay outside. However, guide dogs come in.\n\n# Rest\n\nBut not here."
+    )
+    ranking = rank("What do tickets cost?", passages=[text], embed=no_help)
+    assert [quote.text for quote in quotes(ranking, [text])] == ["Tickets cost 12 dollars."]
+    ranking = rank("Where do guide dogs come?", passages=[text], embed=no_help)
+    assert [quote.text for quote in quotes(ranking, [text])] == ["However, guide dogs come in."]
+
+
+def test_a_limit_that_cannot_be_read_alone_brings_the_sentence_before_it():
+    text = passage("Tickets cost 12 dollars. This does not apply to children under six. Dogs stay outside.")
+    ranking = rank("Does this apply to children under six?", passages=[text], embed=no_help)
+    assert [quote.text for quote in quotes(ranking, [text])] == [
+        "Tickets cost 12 dollars.",
+        "This does not apply to children under six.",
+    ]
+
+
+def test_a_long_sentence_keeps_the_clause_that_limits_it():
+    sentence = (
+        "After a winter in which nothing at all was done about the roof, the museum was opened in 1887, except for the "
+        "east wing, to the joy of the whole town."
+    )
+    assert trimmed(sentence, "When was the museum opened?", QuestionKind.TIME) == (
+        "... the museum was opened in 1887, except for the east wing ..."
+    )
+
+
+def test_small_words_of_another_language_are_not_missed_in_the_passages():
+    text = passage("Der Resturlaub verfällt am 31. März. Der Antrag wird gestellt.", title="Urlaub")
+    before, question = "Wie viele Tage Urlaub habe ich?", "Wann verfällt er?"
+    ranking = rank(question, f"{before} {question}", passages=[text], embed=no_help)
+    assert ranking.is_answerable
+    assert ranking.ranked[0].text == "Der Resturlaub verfällt am 31. März."
+    assert not rank("Wann kommt der Bus?", passages=[text], embed=no_help).is_answerable
+
+
+def test_a_question_in_another_language_than_the_passages_is_told_by_meaning_alone():
+    def by_meaning(texts):  # as an embedder of many languages would see it
+        about_cost = [("dollars" in text or "billets" in text) for text in texts]
+        return np.array([[float(about), float(not about)] for about in about_cost], dtype=np.float32)
+
+    texts = passage("The museum stands on the river and is open to all. Tickets for the museum cost 12 dollars.")
+    ranking = rank("Combien coûtent les billets ?", passages=[texts], embed=by_meaning)
+    assert ranking.is_answerable
+    assert ranking.ranked[0].text == "Tickets for the museum cost 12 dollars."
+    assert not rank("Où est le chat de ma tante ?", passages=[texts], embed=WordEmbedder().embed_passages).is_answerable
+
+
 def test_a_long_sentence_loses_clauses_that_the_question_does_not_touch():
     sentence = (
         "After a winter in which nothing at all was done about the roof, and against the advice of all, the museum "

@@ -12,6 +12,8 @@ from retrieval.sentences import split_sentences, without_markup, without_odd_mar
     [
         ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
         ("Dr. J. K. Smith left the U.S. The dog stayed.", ["Dr. J. K. Smith left the U.S.", "The dog stayed."]),
+        ("Er verfällt am 31. März. Danach nicht.", ["Er verfällt am 31. März.", "Danach nicht."]),
+        ("It closed in 1990. May came.", ["It closed in 1990.", "May came."]),
         ("It grew by 3.5 at 5 p.m. on Monday.", ["It grew by 3.5 at 5 p.m. on Monday."]),
         ('He said "Stop." Then he left.', ['He said "Stop."', "Then he left."]),
         ('"Stop!" he said. She went.', ['"Stop!" he said.', "She went."]),

@@ -1,0 +1,47 @@
+"""Sentences and clauses that limit what stands before them ("However, …", "…, except …", "This does not apply to …").
+
+To quote a rule without its exception is to say something else. Told by how they begin, from a short table for common
+languages; what it does not know limits nothing.
+"""
+
+import re
+
+from retrieval.words import fold
+
+# After folding: no capitals, no accents.
+_OPENINGS = (
+    r"(?:however|but|except|excepting|excluding|unless|provided that|with the exception|nevertheless|that said|only if|"
+    r"only when|only for|not for|exceptions?)\b",
+    r"(?:allerdings|jedoch|aber|ausser|ausgenommen|es sei denn|sofern|nur wenn|nur fur|nicht fur|ausnahmen?|"
+    r"eine ausnahme)\b",
+    r"(?:toutefois|cependant|mais|sauf|hormis|excepte|neanmoins|a l['’ ]exception|a moins que|exceptions?)\b",
+    r"(?:sin embargo|pero|excepto|salvo|no obstante|a menos que|con excepcion|excepciones)\b",
+    r"(?:tuttavia|pero|ma|salvo|eccetto|tranne|a meno che|eccezioni)\b|(?:no entanto|porem|mas|exceto|a menos que)\b",
+    r"(?:echter|maar|behalve|tenzij|uitgezonderd)\b|(?:однако|но|кроме|за исключением|если только не)\b",
+    r"但|然而|不过|不過|除非|ただし|但し|しかし|다만|단,|하지만|그러나",
+)
+# What a sentence says of the one before it, which it cannot be understood without.
+_REFERRING = (
+    r"(?:this|that|these|those|it|they|the (?:above|rule|same|limit))\b[^.]{0,30}?\b(?:(?:do|does|did)(?: not|n['’]t) "
+    r"(?:apply|hold|include|cover)|(?:applies|apply|holds|hold) only|"
+    r"(?:is|are)(?: not|n['’]t) (?:the case|true|valid))\b",
+    r"(?:dies|das|diese regel|sie|davon)\b[^.]{0,30}?\b(?:gilt|gelten)\b[^.]{0,20}?\b(?:nicht|nur)\b|"
+    r"davon ausgenommen\b",
+    r"(?:cela|ceci|cette regle)\b[^.]{0,20}? ne s['’ ]appliquen?t? pas\b|(?:esto|esta regla) no se aplica\b",
+    r"(?:questo|cio) non (?:si applica|vale)\b|isto nao se aplica\b|dit geldt niet\b|这不适用|本规定不适用",
+)
+# "Interns, however, earn none."
+_INSIDE = r"[^,.;]{1,40}, (?:however|jedoch|toutefois|cependant|sin embargo|tuttavia|porem|echter),"
+_LEADING = " \t\n-*+•(（\"'“«"
+_LIMITS = re.compile("|".join((*_OPENINGS, *_REFERRING, _INSIDE)))
+_REFERS_BACK = re.compile("|".join(_REFERRING))
+
+
+def limits(text: str) -> bool:
+    """Whether a sentence or clause limits what stands before it."""
+    return _LIMITS.match(fold(text).lstrip(_LEADING)) is not None
+
+
+def refers_back(text: str) -> bool:
+    """Whether a sentence limits one that must be read with it: "This does not apply to interns."."""
+    return _REFERS_BACK.match(fold(text).lstrip(_LEADING)) is not None
