@@ -78,7 +78,7 @@ def language_among(text: str, languages: Collection[str]) -> str:
     sample = text[:_SAMPLE_CHARS]
     if not _LETTER.search(sample):
         return UNKNOWN
-    shares = {code: float(share) for code, share in _identifier().rank(sample) if code in languages}
+    shares: dict[str, float] = {code: float(share) for code, share in _identifier().rank(sample) if code in languages}
     best = max(shares, key=lambda code: shares[code])
     if shares[best] >= _LEAST_SHARE_AMONG * math.fsum(shares.values()) > 0:
         return best
