@@ -14,6 +14,12 @@ from retrieval.errors import EmbedderError, InvalidVectorError
 TEXTS = ["A cat sits on the mat.", "Kittens are young cats.", "The stock market fell sharply."]
 
 
+@pytest.fixture(scope="module")
+def embedder(embedding_model_path: Path) -> Embedder:
+    """One that has not embedded so much that OpenVINO, where it is installed, computes in its place."""
+    return Embedder(embedding_model_path)
+
+
 def test_vectors_are_float32_of_length_one_and_near_for_near_meanings(embedder: Embedder) -> None:
     vectors = embedder.embed_passages(TEXTS)
     assert vectors.dtype == np.float32

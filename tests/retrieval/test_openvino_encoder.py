@@ -39,5 +39,6 @@ def test_without_openvino_torch_embeds_many_texts_too(embedder: Embedder, monkey
     monkeypatch.setattr("retrieval.embeddings._MANY", 1)
     monkeypatch.setitem(sys.modules, "openvino", None)
     ours = Embedder(embedder._path, device="cpu")
-    np.testing.assert_allclose(ours.embed_passages(TEXTS[:3]), embedder.embed_passages(TEXTS[:3]), atol=1e-6)
+    by_torch = np.stack([embedder.embed_query(text) for text in TEXTS[:3]])  # single texts stay with torch
+    np.testing.assert_allclose(ours.embed_passages(TEXTS[:3]), by_torch, atol=1e-5)
     assert ours._compiled is ours._model
