@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,10 +126,11 @@ class Sampler:
 
     def _sample_one(self, request: Request, raw: Tensor) -> Choice:
         params = request.params
-        if not bool(torch.isfinite(raw.max())):
+        # As in `best_tokens`: numpy stays on this thread.
+        if not math.isfinite(raw.numpy().max()):
             _refuse()
         edited = params.changes_logits or request.grammar is not None
-        row = self._edit(request, raw.clone()) if edited else raw
+        row = self._edit(request, torch.from_numpy(raw.numpy().copy())) if edited else raw
         if params.is_greedy:
             (token_id,) = best_tokens(row[None])
         else:
@@ -145,7 +148,7 @@ class Sampler:
             ends = list(params.stop_token_ids) + ([] if params.ignore_eos else list(self._end_ids))
             row[torch.tensor(ends, dtype=torch.int64, device=row.device)] = float("-inf")
         if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
-            seen = torch.tensor(request.token_ids, device=row.device)
+            seen = torch.from_numpy(np.array(request.token_ids, dtype=np.int64))
             output = seen[request.num_prompt_tokens :]
             apply_penalties(
                 row, seen, output, params.repetition_penalty, params.presence_penalty, params.frequency_penalty

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,6 +87,8 @@ def apply_penalties(
     et al., "CTRL", 2019); `presence` is subtracted once and `frequency` once per occurrence for tokens in `output_ids`
     (OpenAI's definition). Both id tensors are int64.
     """
+    if logits.device.type == "cpu":
+        return _apply_penalties_alone(logits, seen_ids, output_ids, repetition, presence, frequency)
     if repetition != 1.0 and seen_ids.numel():
         unique = torch.unique(seen_ids)
         values = logits[unique]
@@ -93,6 +96,21 @@ def apply_penalties(
     if (presence or frequency) and output_ids.numel():
         unique, counts = torch.unique(output_ids, return_counts=True)
         logits[unique] -= presence + frequency * counts.to(logits.dtype)
+    return None
+
+
+def _apply_penalties_alone(
+    logits: Tensor, seen_ids: Tensor, output_ids: Tensor, repetition: float, presence: float, frequency: float
+) -> None:
+    """`apply_penalties` on this thread of a CPU: torch would wake its own, which then spin on the next step's cores."""
+    row = logits.numpy()
+    if repetition != 1.0 and seen_ids.numel():
+        unique = np.unique(seen_ids.numpy())
+        values = row[unique]
+        row[unique] = np.where(values > 0, values / repetition, values * repetition)
+    if (presence or frequency) and output_ids.numel():
+        unique, counts = np.unique(output_ids.numpy(), return_counts=True)
+        row[unique] -= presence + frequency * counts.astype(row.dtype)
 
 
 def keep_candidates(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> tuple[Tensor, Tensor]:
