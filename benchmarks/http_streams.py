@@ -1,20 +1,24 @@
 """Clients of a server's streams, for measuring: they read bytes and note when they came, without parsing the events."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
+import os
 import re
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 QUESTION = "Explain in detail how a cache of keys and values makes the decoding of a language model faster."
+Result = TypeVar("Result")
 Request = tuple[str, dict[str, Any]]
 """Path and body."""
 # Tokens of an answer, as the last events tell: /chat's statistics, /v1's usage.
 _NUM_TOKENS = re.compile(rb'"(?:num_output_tokens|completion_tokens)":\s*(\d+)')
 _TAIL_BYTES = 4096
+CLIENT_NICENESS = 10
 # Text of an answer, in an event of either route.
 _TEXT = re.compile(rb'"(?:answer|content)":\s*"[^"]')
 
@@ -113,3 +117,14 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
     """p50, p95 and p99 in milliseconds, by nearest rank."""
     ordered = sorted(seconds) or [0.0]
     return {f"p{p}": 1000 * ordered[max(0, math.ceil(p / 100 * len(ordered)) - 1)] for p in (50, 95, 99)}
+
+
+def run_clients(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run clients, with less of a claim to the processor than the server has: in use they are other machines'."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, own + CLIENT_NICENESS)
+    try:
+        return asyncio.run(work)
+    finally:
+        with contextlib.suppress(PermissionError):  # to take it back is a privilege
+            os.setpriority(os.PRIO_PROCESS, 0, own)

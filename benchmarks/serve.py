@@ -3,8 +3,8 @@
     python -m benchmarks.serve [ceiling] [overhead] [clients] [ramp] [--json FILE] [--engine-mode process]
 
 Without names, all parts are run. `ceiling` puts a fake model behind the routes, which is never slower than they are;
-the others load the model of the settings. Clients are another process, and read bytes without parsing what is in them.
-Rates count the tokens that the replies say they have.
+the others load the model of the settings. Clients are another process, which the server goes before, and read bytes
+without parsing what is in them. Rates count the tokens that the replies say they have.
 """
 
 import argparse
@@ -26,12 +26,14 @@ from benchmarks.http_streams import (
     one_after_another,
     percentiles,
     read_stream,
+    run_clients,
     v1_request,
 )
 from benchmarks.machine import describe_machine
 
 STREAMS = 32
-NUM_TOKENS = 48
+# Tokens of an answer: some hundred words, as people get.
+NUM_TOKENS = 128
 # Requests one by one, and rounds of STREAMS at once, of which medians are taken.
 ALONE, ROUNDS = 15, 3
 # Clients, and how many questions each asks one after another.
@@ -80,7 +82,7 @@ def _chunks_per_s(port: int, request: Callable[[], Request]) -> float:
     """The best of three, after one for warming up."""
     rates = []
     for _ in range(4):
-        found, seconds = asyncio.run(all_at_once(port, [request() for _ in range(STREAMS)]))
+        found, seconds = run_clients(all_at_once(port, [request() for _ in range(STREAMS)]))
         rates.append(sum(times.num_events for times in found) / seconds)
     return max(rates[1:])
 
@@ -129,10 +131,10 @@ def overhead(mode: str, model: str) -> dict[str, Any]:
     found: dict[str, tuple[float, float]] = {}
     with ragstone(mode) as port:
         for route in ROUTES:
-            alone = [asyncio.run(read_stream(port, *asked(route, model, NUM_TOKENS))) for _ in range(ALONE + 1)][1:]
+            alone = [run_clients(read_stream(port, *asked(route, model, NUM_TOKENS))) for _ in range(ALONE + 1)][1:]
             rates = []
             for _ in range(ROUNDS):
-                answers, took = asyncio.run(
+                answers, took = run_clients(
                     all_at_once(port, [asked(route, model, NUM_TOKENS) for _ in range(STREAMS)])
                 )
                 rates.append(sum(times.num_tokens for times in answers) / took)
@@ -153,7 +155,7 @@ def clients(port: int, model: str) -> dict[str, Any]:
     for route in ROUTES:
         for count, questions in CLIENTS.items():
             requests = [[asked(route, model, CLIENT_TOKENS) for _ in range(questions)] for _ in range(count)]
-            found, seconds = asyncio.run(one_after_another(port, requests))
+            found, seconds = run_clients(one_after_another(port, requests))
             done = [times for times in found if times.status == 200]
             table[f"{route}, {count} clients"] = {
                 "first token (ms)": percentiles([times.first_text for times in done]),
@@ -170,9 +172,9 @@ def ramp(mode: str, model: str) -> dict[str, Any]:
     """Answers a second that are completed while requests come at half to four times what the server can do."""
     with ragstone(mode, MAX_QUEUE_SIZE=str(RAMP_QUEUE)) as port:
         for _ in range(2):  # once to warm up
-            found, took = asyncio.run(all_at_once(port, [v1_request(model, CLIENT_TOKENS)] * 40))
+            found, took = run_clients(all_at_once(port, [v1_request(model, CLIENT_TOKENS)] * 40))
         capacity = len([times for times in found if times.status == 200]) / took
-        rows = {share: asyncio.run(_offered(port, model, share * capacity)) for share in (0.5, 1.0, 2.0, 4.0)}
+        rows = {share: run_clients(_offered(port, model, share * capacity)) for share in (0.5, 1.0, 2.0, 4.0)}
     goodput = {share: row["goodput (1/s)"] for share, row in rows.items()}
     return {
         "capacity (1/s)": capacity,
@@ -247,7 +249,7 @@ def measured(parts: Sequence[str], mode: str) -> dict[str, Any]:
 
     def clients_of_a_server() -> dict[str, Any]:
         with ragstone(mode) as port:
-            asyncio.run(read_stream(port, *v1_request(model, 8)))
+            run_clients(read_stream(port, *v1_request(model, 8)))
             return clients(port, model)
 
     makers: dict[str, Callable[[], dict[str, Any]]] = {
