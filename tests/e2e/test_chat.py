@@ -102,9 +102,11 @@ async def test_answer_streams_is_stopped_continued_and_asked_again(free_chat: Ch
     await until_written_down(servers, chat)
     await chat.page.reload()
     await chat.wait_for_answer_text("(stopped)")
-    assert (await chat.answers.last.locator(".text").inner_text()).strip() == part
+    # The engine may have said a word more before it was told.
+    kept = (await chat.answers.last.locator(".text").inner_text()).strip()
+    assert kept.startswith(part)
     await chat.press("Continue")
-    longer = re.compile(rf"^\s*{re.escape(part)}.{{20}}", re.DOTALL)
+    longer = re.compile(rf"^\s*{re.escape(kept)}.{{20}}", re.DOTALL)
     await expect(chat.answers.last.locator(".text")).to_have_text(longer, use_inner_text=True, timeout=PATIENCE_MS)
     await chat.cut_short()
     await chat.retry.click()
