@@ -187,9 +187,9 @@ class Scheduler:
         So a short prompt does not wait for a long one to end, and a long one is not put off by short ones for ever.
         """
         left = self.max_num_batched_tokens - plan.total
-        if plan.num_decoding:
-            left = min(left, self.cost.prefill_tokens())
         prefilling = [request for request in self.running if not request.is_decoding and request.num_missing]
+        if plan.num_decoding:
+            left = min(left, self.cost.prefill_tokens(len(prefilling), plan.num_decoding))
         if not prefilling or left <= 0:
             return
         first = min(prefilling, key=lambda request: request.arrival)

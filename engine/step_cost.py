@@ -18,6 +18,10 @@ NUM_PLAIN_STEPS = 4
 # Mixed steps after which plain ones are made, so that there are recent ones to compare with; and how many.
 MAX_MIXED_STEPS = 48
 NUM_PROBES = 2
+# Rows are computed four at a time, so that fewer prompt tokens cost no less. So many are given even where noise, which few
+# tokens take the blame for, makes them look dear, unless the cheapest of so many steps says that they are.
+FEW_TOKENS = 4
+NUM_PRICES = 32
 # As many plain steps on end mean that nothing is being read any more.
 CALM_STEPS = 8
 
@@ -35,6 +39,7 @@ class StepCost:
         self._plain_steps: deque[float] = deque(maxlen=NUM_PLAIN_STEPS)
         self._calm_s: float | None = None
         self.prompt_token_s: float | None = None
+        self._prices: deque[float] = deque(maxlen=NUM_PRICES)
         self._mixed_steps = 0
         self._plain_run = 0
         self._last_chunk = 0
@@ -47,8 +52,12 @@ class StepCost:
         """
         return min(self._plain_steps) if self._plain_steps else None
 
-    def prefill_tokens(self) -> int:
-        """Prompt tokens for a step in which answers advance; 0 asks for a plain step, to measure it."""
+    def prefill_tokens(self, num_prompts: int = 1, num_answers: int = 1) -> int:
+        """Prompt tokens for a step in which answers advance; 0 asks for a plain step, to measure it.
+
+        What a prompt may cost those who read is what it may cost each of them; where more prompts wait to be read than
+        answers advance, they may cost as many times more: else a crowd would come in one by one behind a single reader.
+        """
         decode_s = self.decode_s
         if self.prompt_token_s is None and decode_s is None:
             # Either nobody measures (then the bound rules), or these are the first answers of this engine.
@@ -58,10 +67,15 @@ class StepCost:
         if self.prompt_token_s is None:
             return self.least
         longest = min(STRETCH * decode_s, STRETCH_OF_CALM * (self._calm_s or decode_s))
-        affordable = (longest - decode_s) / self.prompt_token_s if self.prompt_token_s > 0 else self.most
+        extra = (longest - decode_s) * max(1.0, num_prompts / max(1, num_answers))
+        affordable = extra / self.prompt_token_s if self.prompt_token_s > 0 else self.most
         # The price of a token was measured at another size of chunk, so growth is by steps.
         allowed = min(affordable, 2 * max(self._last_chunk, self.least), self.most)
-        return max(self.least, int(allowed))
+        return max(self.least, self._cheap_tokens(longest - decode_s), int(allowed))
+
+    def _cheap_tokens(self, extra_s: float) -> int:
+        cheapest = min(self._prices)
+        return min(FEW_TOKENS, self.most, int(extra_s / cheapest) if cheapest > 0 else FEW_TOKENS)
 
     def observe(self, num_prompt_tokens: int, num_decoding: int, seconds: float) -> None:
         """Take a finished step into account; steps without answers say nothing about what readers notice."""
@@ -81,5 +95,6 @@ class StepCost:
         self._mixed_steps += 1
         self._last_chunk = num_prompt_tokens
         price = max(0.0, seconds - (self.decode_s or 0.0)) / num_prompt_tokens
+        self._prices.append(price)
         known = self.prompt_token_s
         self.prompt_token_s = price if known is None else known + NEWEST * (price - known)

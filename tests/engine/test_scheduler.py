@@ -456,6 +456,21 @@ def test_answers_that_grow_slower_by_themselves_leave_less_to_prompts() -> None:
         assert decode_s + 0.001 * chunk <= max(0.022, decode_s + 0.002)
 
 
+def test_a_crowd_of_prompts_may_cost_one_reader_more_than_one_prompt_may() -> None:
+    cost = StepCost(1, 256)
+    for _ in range(CALM_STEPS):
+        cost.observe(0, 1, 0.010)
+    for _ in range(20):
+        cost.observe(cost.prefill_tokens(), 1, 0.010 + 0.001 * cost.prefill_tokens())
+    alone = cost.prefill_tokens(1, 1)
+    assert alone == cost.prefill_tokens(1, 16) == cost.prefill_tokens(16, 16)
+    assert cost.prefill_tokens(2, 1) == 2 * alone
+    for _ in range(20):
+        chunk = cost.prefill_tokens(15, 1)
+        cost.observe(chunk, 1, 0.010 + 0.001 * chunk)
+    assert 12 * alone <= chunk <= 18 * alone
+
+
 def test_requests_past_their_deadline_are_found_whether_they_wait_or_run() -> None:
     simulation = Simulation(max_num_seqs=1, step_s=1.0, token_s=0.0)
     for name, deadline_s in (("running", 5.0), ("waiting", 3.0), ("patient", None)):
