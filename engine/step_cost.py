@@ -18,8 +18,8 @@ NUM_PLAIN_STEPS = 4
 # Mixed steps after which plain ones are made, so that there are recent ones to compare with; and how many.
 MAX_MIXED_STEPS = 48
 NUM_PROBES = 2
-# Rows are computed four at a time, so that fewer prompt tokens cost no less. So many are given even where noise, which few
-# tokens take the blame for, makes them look dear, unless the cheapest of so many steps says that they are.
+# Rows are computed four at a time, so that fewer prompt tokens cost no less. So many are given even where noise, for
+# which few tokens take the blame, makes them look dear, unless the cheapest of so many steps says that they are.
 FEW_TOKENS = 4
 NUM_PRICES = 32
 # As many plain steps on end mean that nothing is being read any more.
