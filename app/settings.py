@@ -34,7 +34,7 @@ ALIASES = {"data": "data_dir"}
 # Variables with our prefix that are not settings: read by other processes or by the Makefile.
 OTHER_VARIABLES = frozenset(
     {"RAGSTONE_CONFIG", "RAGSTONE_API_URL", "RAGSTONE_UI_HOST", "RAGSTONE_UI_PORT", "RAGSTONE_UI_DATA"}
-    | {"RAGSTONE_TORCH_INDEX", "RAGSTONE_EXTRA", "RAGSTONE_PACKAGES", "RAGSTONE_API_KEY"}
+    | {"RAGSTONE_TORCH_INDEX", "RAGSTONE_EXTRA", "RAGSTONE_PACKAGES", "RAGSTONE_API_KEY", "RAGSTONE_KERNELS"}
 )
 
 DEFAULT_SYSTEM_PROMPT = (

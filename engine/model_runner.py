@@ -16,7 +16,7 @@ from engine.choices import Choices
 from engine.config import EngineConfig
 from engine.decoder import Decoder
 from engine.draft_model import open_draft
-from engine.errors import InsufficientMemoryError, InvalidParameterError
+from engine.errors import InsufficientMemoryError, InvalidParameterError, ModelLoadError
 from engine.gpu_memory import MeasuredPool, measure
 from engine.memory_plan import MemoryPlan
 from engine.request import Request
@@ -24,7 +24,7 @@ from engine.scheduler import StepPlan
 from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder, load_decoder, pick_format
 from engine.weights import Checkpoint, open_checkpoint
-from kernels import packed, uses_triton
+from kernels import KernelsUnavailableError, packed, runs_triton, uses_triton
 from kernels.sampling import Draw, Penalty, penalize_rows, sample_rows, token_logprobs
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,10 @@ class ModelRunner:
 
     def __init__(self, config: EngineConfig) -> None:
         self.device = pick_device(config.device)
+        try:
+            runs_triton(self.device)
+        except KernelsUnavailableError as error:
+            raise ModelLoadError(f"{error}; unset RAGSTONE_KERNELS, or set it to torch") from None
         if self.device.type == "cpu" and (
             config.dtype == "int8" or (config.dtype == "auto" and Path(config.model).suffix == ".gguf")
         ):

@@ -229,18 +229,25 @@ def _bodies(use: ToolUse, key: str) -> list[str]:
     rules = []
     for number, function in enumerate(use.callable_tools):
         head = json.dumps(f'{{"name": "{function["name"]}", "{key}": ')
-        schema = closed(function.get("parameters") or {"type": "object", "properties": {}})
+        schema = function.get("parameters") or {"type": "object", "properties": {}}
         lenient = function.get("strict") is not True
-        rules.append(f'call_{number}: {head} {json_rule(schema, lenient=lenient, field="tools")} "}}"')
+        rules.append(f'call_{number}: {head} {json_rule(schema, closes=True, lenient=lenient, field="tools")} "}}"')
     return rules
 
 
-def json_rule(schema: Mapping[str, Any] | str, *, lenient: bool = False, field: str = "json_schema") -> str:
-    """The right side of a grammar rule for documents of a schema. Raises InvalidParameterError, naming `field`."""
+def json_rule(
+    schema: Mapping[str, Any] | str, *, closes: bool = False, lenient: bool = False, field: str = "json_schema"
+) -> str:
+    """The right side of a grammar rule for documents of a schema, which is made a `closed` one first if `closes`.
+
+    Raises InvalidParameterError, naming `field`.
+    """
     try:
         parsed = parse_schema(schema)
     except InvalidParameterError as error:
         raise InvalidParameterError(field, str(error)) from None
+    if closes:
+        parsed = closed(parsed)
     options = {"whitespace_flexible": True, "whitespace_pattern": JSON_WHITESPACE, "lenient": lenient}
     return f"%json {json.dumps({**parsed, 'x-guidance': options})}"
 

@@ -189,6 +189,9 @@ def describe(error: BaseException) -> Fault:
         return Fault(
             status, error.code, str(error), getattr(error, "field", None), getattr(error, "retry_after_s", None)
         )
+    if isinstance(error, RecursionError):
+        # What a request can hold is walked down level by level, here and in libraries.
+        return Fault(400, "invalid_request", "the request is nested too deeply: a few dozen levels are plenty")
     storage = _storage_fault(error)
     if storage is not None:
         logger.error("%s: %s", storage.code, error)
@@ -212,7 +215,8 @@ def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         return respond(error, route_path(request.scope))
 
-    for kind in (HTTPException, RequestValidationError, RagstoneError, EngineError, RetrievalError, TimeoutError):
+    ours = (RagstoneError, EngineError, RetrievalError)
+    for kind in (HTTPException, RequestValidationError, *ours, TimeoutError, RecursionError):
         app.add_exception_handler(kind, handle)
     app.add_middleware(LastResort)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine import Engine, SamplingParams
 from engine.errors import InvalidParameterError
-from engine.tool_format import call_grammar, closed, described, native_syntax, tool_use
+from engine.tool_format import call_grammar, closed, described, json_rule, native_syntax, tool_use
 from engine.tool_parser import ToolCallParser
 from tests.engine import chat_templates
 from tests.engine.conftest import make_tiny_engine
@@ -231,3 +231,13 @@ def test_none_and_no_tools_put_nothing_in_play():
     assert tool_use([ADD], "none") is None
     assert tool_use([], "auto") is None
     assert tool_use(None) is None
+
+
+@pytest.mark.parametrize("depth", [100, 300, 2000])
+def test_parameters_that_are_nested_too_deeply_are_refused_by_name(depth: int) -> None:
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    with pytest.raises(InvalidParameterError, match="nested deeper than 64 levels|cannot be written as JSON") as caught:
+        json_rule(schema, closes=True, field="tools")
+    assert caught.value.field == "tools"

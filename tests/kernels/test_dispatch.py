@@ -2,10 +2,13 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from engine import Engine, EngineConfig
+from engine.errors import ModelLoadError
 from kernels import KernelsUnavailableError, dispatch, uses_triton, why_no_triton
 
 CPU, CARD = torch.device("cpu"), torch.device("cuda")
@@ -30,6 +33,12 @@ def test_triton_that_was_insisted_on_is_not_replaced_silently(monkeypatch: pytes
     monkeypatch.setenv("RAGSTONE_KERNELS", "triton")
     with pytest.raises(KernelsUnavailableError, match=r"in its interpreter only, which TRITON_INTERPRET=1 turns on"):
         uses_triton(torch.zeros(1))
+
+
+def test_what_cannot_run_is_told_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAGSTONE_KERNELS", "triton")
+    with pytest.raises(ModelLoadError, match=r"not possible here: .*; unset RAGSTONE_KERNELS, or set it to torch"):
+        Engine(EngineConfig(model=tmp_path / "absent.gguf", device="cpu"))
 
 
 def test_an_unknown_choice_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
