@@ -111,7 +111,10 @@ def _marks(turn: Turn, index: int) -> Marks:
 def _waiting_text(turn: Turn, waited_s: float) -> str:
     if turn.position:
         return f"Waiting for the engine: number {turn.position} in the queue"
-    doing = "Searching your documents" if turn.sources is None else "Reading the passages"
+    if turn.sources is None:
+        doing = "Searching your documents"
+    else:
+        doing = "Reading the passages" if turn.sources else "Writing an answer"
     # Whole seconds only: the page is repainted far more often than the number changes.
     return f"{doing} ({int(waited_s)} s)" if waited_s >= 2 else doing
 

@@ -229,7 +229,11 @@ def test_no_fitting_passage_is_said_once_the_answer_is_done() -> None:
     ("turn", "shown"),
     [
         (Turn("q", state=TurnState.WAITING), "Searching your documents"),
-        (Turn("q", sources=[], state=TurnState.WAITING), "Reading the passages"),
+        (
+            Turn("q", sources=[Source(1, "d", "t", None, None, "text", 0.5)], state=TurnState.WAITING),
+            "Reading the passages",
+        ),
+        (Turn("q", sources=[], state=TurnState.WAITING), "Writing an answer"),
         (Turn("q", "part", [], TurnState.STOPPED), "(stopped)"),
         (Turn("q", "part", [], TurnState.FAILED, "broke off"), '<p class="error" role="alert">broke off</p>'),
         (Turn("q", " ", [], TurnState.DONE), "(the model gave an empty answer)"),
