@@ -46,6 +46,7 @@ READY = "ready"  # what /v1/health/ready says with 200
 
 PROGRESS_INTERVAL_S = 5.0
 UI_START_TIMEOUT_S = 60.0
+UI_LEAST_LIFE_S = 2.0  # one that ends sooner would end again
 UI_STOP_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 10
 ANSWERS_TIMEOUT_S = 8
@@ -314,34 +315,44 @@ def serve_ui(settings: Settings, api_url: str | None) -> NoReturn:
 class UIProcess:
     """`python -m ui` as a child that ends with this process, however this process ends.
 
-    Its output is passed on to stderr; if it ends by itself, that is reported with its last lines and the API
-    goes on.
+    Its output is passed on to stderr. If it ends by itself, that is reported with its last lines, the API goes on, and
+    it is started again, unless it has never answered or ends as soon as it has begun.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._process: subprocess.Popen[str] | None = None
         self._last_lines: collections.deque[str] = collections.deque(maxlen=15)
+        self._lock = threading.Lock()  # held to start it and to say that it is to stop
         self._stopping = False
+        self._has_answered = False
+        self._started_s = 0.0
 
     def __enter__(self) -> "UIProcess":
-        settings = self._settings
-        settings.ui_dir.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
-            UI_COMMAND,
-            env=_ui_environment(settings, base_url(settings.host, settings.port)),
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl+C is ours to handle: we stop the UI after the API has drained
-            preexec_fn=die_with_parent(os.getpid()),
-        )
-        threading.Thread(target=self._watch, args=(self._process,), name="ui-watch", daemon=True).start()
-        logger.info("starting the chat UI (process %d)", self._process.pid)
+        self._settings.ui_dir.mkdir(parents=True, exist_ok=True)
+        self._start()
+        threading.Thread(target=self._watch, name="ui-watch", daemon=True).start()
         return self
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._stopping:
+                return
+            self._last_lines.clear()
+            self._started_s = time.monotonic()
+            self._process = subprocess.Popen(
+                UI_COMMAND,
+                env=_ui_environment(self._settings, base_url(self._settings.host, self._settings.port)),
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl+C is ours to handle: we stop the UI after the API has drained
+                preexec_fn=die_with_parent(os.getpid()),
+            )
+            logger.info("starting the chat UI (process %d)", self._process.pid)
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
@@ -352,7 +363,8 @@ class UIProcess:
 
     def stop(self) -> None:
         """End the UI: politely, then by force. Harmless when it has ended already."""
-        self._stopping = True
+        with self._lock:
+            self._stopping = True
         if self._process is None or not self.is_running:
             return
         self._process.terminate()
@@ -368,19 +380,30 @@ class UIProcess:
         deadline = time.monotonic() + timeout_s
         while self.is_running and time.monotonic() < deadline:
             if answers(url):
+                self._has_answered = True
                 return True
             time.sleep(0.1)
         return False
 
-    def _watch(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            self._last_lines.append(line.rstrip())
-            sys.stderr.write(line)
-        code = process.wait()
-        if not self._stopping:
+    def _watch(self) -> None:
+        # In one thread: a child ends with the thread that has started it.
+        while not self._stopping:
+            process = self._process
+            assert process is not None
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._last_lines.append(line.rstrip())
+                sys.stderr.write(line)
+            code = process.wait()
+            if self._stopping:
+                return
+            again = self._has_answered and time.monotonic() - self._started_s >= UI_LEAST_LIFE_S
             logger.error(
-                "the chat UI ended by itself (exit code %d); the API goes on without it. Its last lines:\n  %s",
+                "the chat UI ended by itself (exit code %d); %s. Its last lines:\n  %s",
                 code,
+                "it is started again" if again else "the API goes on without it",
                 "\n  ".join(self._last_lines) or "(none)",
             )
+            if not again:
+                return
+            self._start()

@@ -19,7 +19,7 @@ import pytest
 
 from app import preflight
 from app.errors import DataFolderError, PortInUseError, StartupError
-from app.serve import base_url
+from app.serve import answers, base_url
 from app.settings import Settings
 from tests.app.serving import wait_until
 
@@ -371,16 +371,17 @@ def test_killed_server_takes_its_ui_along(start: Callable[..., Server]) -> None:
     server.wait_for(lambda: not runs(pid))
 
 
-def test_ui_is_announced_when_it_answers_and_its_death_is_reported_while_the_api_goes_on(
+def test_ui_is_announced_when_it_answers_and_started_again_when_it_dies_while_the_api_goes_on(
     start: Callable[..., Server],
 ) -> None:
     server = start(ui=True)
     server.wait_until_ready()
     assert f"  Chat  http://127.0.0.1:{server.ui_port}\n  API   http://127.0.0.1:{server.port}\n" in server.out
     os.kill(server.ui_pid, signal.SIGKILL)
-    server.wait_for(lambda: "the chat UI ended by itself (exit code -9); the API goes on without it" in server.log)
+    server.wait_for(lambda: "the chat UI ended by itself (exit code -9); it is started again" in server.log)
     assert server.process.poll() is None
     socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+    server.wait_for(lambda: answers(f"http://127.0.0.1:{server.ui_port}"))
     server.process.terminate()
     assert server.process.wait(PATIENCE_S) == 0
 
