@@ -324,7 +324,7 @@ class UIProcess:
         self._process: subprocess.Popen[str] | None = None
         self._last_lines: collections.deque[str] = collections.deque(maxlen=15)
         self._lock = threading.Lock()  # held to start it and to say that it is to stop
-        self._stopping = False
+        self._stopping = threading.Event()
         self._has_answered = False
         self._started_s = 0.0
 
@@ -336,7 +336,7 @@ class UIProcess:
 
     def _start(self) -> None:
         with self._lock:
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             self._last_lines.clear()
             self._started_s = time.monotonic()
@@ -364,7 +364,7 @@ class UIProcess:
     def stop(self) -> None:
         """End the UI: politely, then by force. Harmless when it has ended already."""
         with self._lock:
-            self._stopping = True
+            self._stopping.set()
         if self._process is None or not self.is_running:
             return
         self._process.terminate()
@@ -387,7 +387,7 @@ class UIProcess:
 
     def _watch(self) -> None:
         # In one thread: a child ends with the thread that has started it.
-        while not self._stopping:
+        while not self._stopping.is_set():
             process = self._process
             assert process is not None
             assert process.stdout is not None
@@ -395,7 +395,7 @@ class UIProcess:
                 self._last_lines.append(line.rstrip())
                 sys.stderr.write(line)
             code = process.wait()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             again = self._has_answered and time.monotonic() - self._started_s >= UI_LEAST_LIFE_S
             logger.error(
