@@ -25,6 +25,7 @@ from engine.step_batch import StepBatch
 from engine.step_decoder import StepDecoder, load_decoder, pick_format
 from engine.weights import Checkpoint, open_checkpoint
 from kernels import KernelsUnavailableError, packed, runs_triton, uses_triton
+from kernels.dispatch import forced
 from kernels.sampling import Draw, Penalty, penalize_rows, sample_rows, token_logprobs
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class ModelRunner:
     def __init__(self, config: EngineConfig) -> None:
         self.device = pick_device(config.device)
         try:
-            runs_triton(self.device)
+            if forced() == "triton":
+                runs_triton(self.device)
         except KernelsUnavailableError as error:
             raise ModelLoadError(f"{error}; unset RAGSTONE_KERNELS, or set it to torch") from None
         if self.device.type == "cpu" and (
