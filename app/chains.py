@@ -28,7 +28,7 @@ Search = Callable[..., list[Passage]]
 ChooseModel = Callable[[str, ChatOptions], BaseChatModel]
 """Tells which model a question goes to: (question, options)."""
 MakeAnswer = Callable[[Mapping[str, Any], AnswerRecord], Runnable[State, str]]
-"""The chain for one answer: (options of the model's call, where its requests are noted) -> as `answer_chain`."""
+"""The chain for one answer: (options of the model's call, where its requests are noted) -> as `answers_of` makes it."""
 
 CONDENSE_REQUEST = (
     "Rewrite my next question so that it can be understood without our conversation. Keep its language. Reply with the "
