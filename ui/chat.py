@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ui.client import AnswerPart, ApiClient
@@ -289,7 +289,9 @@ class Chat:
     async def _answer(
         self, conversation: Conversation, question: str, options: Options | None
     ) -> AsyncGenerator[Frame]:
-        turn = Turn(question)
+        chosen = options or {}
+        searches = chosen.get("retrieval", True) and chosen.get("num_passages") != 0
+        turn = Turn(question, sources=None if searches else [])
         conversation.turns.append(turn)
         async with aclosing(self._run(conversation, turn, options or {})) as frames:
             async for frame in frames:
@@ -328,6 +330,31 @@ class Chat:
             question=turn.question if is_refused else None,
             is_busy=False,
         )
+        if turn.state is not TurnState.DONE and not is_refused and await self._take_recorded(conversation, work.index):
+            yield Frame(
+                live=turn_html(conversation.turns[work.index], work.index),
+                sources=after_answer_html(conversation.turns[work.index], work.index, is_last=True),
+            )
+
+    async def _take_recorded(self, conversation: Conversation, index: int) -> bool:
+        """Take the newest turn, which ended early, as the server wrote it down: to the last word, and with what it took.
+
+        False: the server does not have it in time, or the person has gone on meanwhile, and another frame is right.
+        """
+        ended, deadline = conversation.turns[index], time.monotonic() + RECORDED_WITHIN_S
+        with contextlib.suppress(UIError):
+            while time.monotonic() < deadline:
+                await asyncio.sleep(WRITTEN_EVERY_S)
+                kept = await self._client.turns(conversation.session_id)
+                if conversation.session_id in self._work or conversation.last is not ended:
+                    return False
+                # A turn has no end until it is written down; one that went on still has that of before.
+                is_written = len(kept) == index + 1 and kept[index].finish_reason
+                if is_written and len(kept[index].answer) >= len(ended.answer):
+                    how = {"state": ended.state, "error": ended.error, "error_code": ended.error_code}
+                    conversation.turns[index] = replace(kept[index], **how)
+                    return True
+        return False
 
     async def _watch_queue(self, work: _Work, session_id: str) -> None:
         """Keep the turn's place in the queue up to date until something of the answer has come."""

@@ -99,6 +99,8 @@ async def test_answer_streams_is_stopped_continued_and_asked_again(free_chat: Ch
     part = (await chat.answers.last.locator(".text").inner_text()).strip()
     assert part
     assert await chat.page.evaluate("window.paints.size") >= 2
+    await chat.page.get_by_text("What the engine did").click()
+    await expect(chat.page.get_by_text("First token after")).to_be_visible()
     await until_written_down(servers, chat)
     await chat.page.reload()
     await chat.wait_for_answer_text("(stopped)")

@@ -261,7 +261,7 @@ class FakeApi:
                     "interrupted": not is_whole,
                     "grounding": script.grounding,
                     "statistics": script.statistics,
-                    "finish_reason": script.finish_reason,
+                    "finish_reason": (script.finish_reason or "stop") if is_whole else "abort",
                     "created_at": "2026-01-01T00:00:00Z",
                 }
             )

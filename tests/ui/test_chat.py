@@ -135,6 +135,40 @@ async def test_stop_keeps_what_has_arrived(chat: Chat, api: FakeApi) -> None:
     assert api.turns["s"][0]["interrupted"] is True
 
 
+async def test_stopped_answer_tells_what_the_engine_did_as_the_server_wrote_it_down(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(pieces=["word "] * 1000, pause_s=0.05, statistics={"num_prompt_tokens": 812, "model": "m"})
+    frames = []
+    async for frame in chat.ask("q", "s"):
+        frames.append(frame)
+        if frame.live and "word" in frame.live:
+            chat.stop("s")
+    first = next(place for place, frame in enumerate(frames) if frame.is_busy is False)
+    assert "What the engine did" not in (frames[first].sources or "")
+    assert "812 tokens" in (frames[-1].sources or "")
+    assert 'data-act="continue"' in (frames[-1].sources or "")
+    assert "(stopped)" in (frames[-1].live or "")
+
+
+async def test_question_asked_right_after_a_stop_is_not_painted_over(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(pieces=["word "] * 1000, pause_s=0.05)
+    asking = chat.ask("q", "s")
+    async for frame in asking:
+        if frame.live and "word" in frame.live:
+            chat.stop("s")
+        if frame.is_busy is False:
+            break
+    api.script = Script(pieces=["whole"])
+    await frames_of(chat.ask("next", "s"))
+    assert await frames_of(asking) == []
+
+
+async def test_without_retrieval_nothing_is_said_of_a_search(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(before_sources_s=0.5)
+    asking = chat.ask("q", "s", {"retrieval": False})
+    assert "Writing an answer" in ((await anext(asking)).live or "")
+    await asking.aclose()
+
+
 async def test_stop_without_an_answer_in_the_making_does_nothing(chat: Chat) -> None:
     chat.stop("unknown")
 

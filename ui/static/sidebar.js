@@ -14,7 +14,7 @@
       item.querySelector('.entry').setAttribute('aria-current', String(isCurrent));
     }
     const title = titleOf(id);
-    byId('conversation-title').textContent = title ?? '';
+    byId('conversation-title').textContent = title ?? 'New conversation';
     document.title = title ? `${title} · Ragstone` : 'Ragstone';
   };
   let shown = null;
