@@ -337,7 +337,7 @@ class Chat:
             )
 
     async def _take_recorded(self, conversation: Conversation, index: int) -> bool:
-        """Take the newest turn, which ended early, as the server wrote it down: to the last word, and with what it took.
+        """Take the newest turn, which ended early, as the server wrote it down: to the last word, with what it took.
 
         False: the server does not have it in time, or the person has gone on meanwhile, and another frame is right.
         """
@@ -351,8 +351,9 @@ class Chat:
                 # A turn has no end until it is written down; one that went on still has that of before.
                 is_written = len(kept) == index + 1 and kept[index].finish_reason
                 if is_written and len(kept[index].answer) >= len(ended.answer):
-                    how = {"state": ended.state, "error": ended.error, "error_code": ended.error_code}
-                    conversation.turns[index] = replace(kept[index], **how)
+                    conversation.turns[index] = replace(
+                        kept[index], state=ended.state, error=ended.error, error_code=ended.error_code
+                    )
                     return True
         return False
 
