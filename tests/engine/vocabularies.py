@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import json
 import random
+import shutil
 import struct
 import tempfile
 from dataclasses import dataclass
@@ -168,6 +170,7 @@ def _corpus() -> list[str]:
 
 def _saved(backend: tokenizers.Tokenizer, config: dict[str, Any], **files: Any) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="vocabulary-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     backend.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **config}
     for name, content in {"tokenizer_config": config, **files}.items():
