@@ -77,7 +77,7 @@ def hybrid_search(
         near = by_meaning
         if closest is not None:
             near = _with_sentences(form.vector, by_meaning, by_words, vectors, closest)
-        lists += [near, by_words]
+        lists += [near, _with_absent(by_words, near, depth)]
         shares = (
             vector_share(form.text, by_meaning, keywords.facts, reach)
             * literal_share(form.text, by_meaning, by_words, keywords),
@@ -100,6 +100,16 @@ def _with_sentences(
     sentences = closest(list(cosines), query)
     means = {row: (cosine + sentences.get(row, cosine)) / 2 for row, cosine in cosines.items()}
     return dict(best(means, len(by_meaning)))
+
+
+def _with_absent(by_words: Scores, near: Scores, depth: int) -> Scores:
+    """The keyword hits and, where they are all that there are, the texts near by meaning that have none of the words.
+
+    Those have a score too, 0. Without it the least of few hits would count as much as no hit.
+    """
+    if not 0 < len(by_words) < depth:
+        return by_words
+    return {**dict.fromkeys(near, 0.0), **by_words}
 
 
 def vector_share(query: str, found: Scores, facts: TextFacts, reach: Reach) -> float:

@@ -70,6 +70,15 @@ def test_keywords_lead_in_a_language_that_the_model_does_not_know() -> None:
     assert len(hybrid_search(index, keywords, [form], 3, reach=ENGLISH)) == 3
 
 
+def test_the_least_keyword_hit_comes_before_texts_without_the_words_where_vectors_know_nothing() -> None:
+    texts = [*SPANISH_TEXTS, "El aparcamiento cierra a medianoche y abre a las seis de la mañana."]
+    vectors: Vectors = np.eye(4, dtype=np.float32)
+    index = VectorIndex(np.arange(4), vectors, 4)
+    keywords = KeywordIndex.build(texts)
+    form = QueryForm("factura comida laptop ordenador", vectors[3])
+    assert [row for row, _ in hybrid_search(index, keywords, [form], 4, reach=ENGLISH)] == [2, 1, 3, 0]
+
+
 def test_vectors_answer_where_no_word_is_shared_even_in_another_language() -> None:
     vectors: Vectors = np.eye(3, dtype=np.float32)
     index = VectorIndex(np.arange(3), vectors, 3)
