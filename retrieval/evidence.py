@@ -7,6 +7,7 @@ A sentence's score is the sum of
     0.5 x      coverage of the words it lacks by the sentence before, title and headings (what "he" and "it" stand for)
     0.2        where it has what is asked for: a number, a time, a name that is not in the question, a meaning
     0.2 x      the score of its passage
+    -0.3       where it speaks of other days than the question does
 
 Coverage and cosine are both shares between 0 and 1, so they need no scaling to one another, and neither depends on how
 long the question is or how rare its words are. The other weights are round and small: they decide between near ties.
@@ -23,7 +24,7 @@ from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.facts import name_keys, names, numbers
 from retrieval.language import FUNCTION_WORDS, UNKNOWN, function_words, language_among, language_of
-from retrieval.qualifiers import limits, refers_back
+from retrieval.qualifiers import limits, refers_back, speaks_of_other_days
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
@@ -38,10 +39,14 @@ Embed = Callable[[Sequence[str]], Vectors]
 CONTEXT_WEIGHT = 0.5
 KIND_WEIGHT = 0.2
 PASSAGE_WEIGHT = 0.2
+OTHER_DAYS_WEIGHT = 0.3
 
 # Least strength that counts as an answer. `python -m benchmarks.answers` prints what is kept and refused on each set,
 # and what would be at the threshold that the other sets teach.
 ANSWERABLE = 0.75
+
+# Between languages no word is shared, and the same meaning has a lower cosine: from this one on it counts as an answer.
+ANSWERABLE_COSINE = 0.31
 
 # What is left of it where the question names what no passage does: they are about something like it.
 UNKNOWN_NAME = 0.9
@@ -59,7 +64,7 @@ UNRELATED = (
 )
 
 # A second sentence is quoted where it is nearly as good as the first: a difference like this is within the noise.
-NEAR_TIE = 0.12
+NEAR_TIE = 0.1
 # Sentences up to this length are quoted whole. Longer ones lose the clauses at their ends that the question does not
 # touch, but for one beside those that it does: there the answer may stand. Where it is known what is asked for, half
 # this length is enough, and the clauses that the question touches, if they hold such a thing.
@@ -140,7 +145,8 @@ def rank_sentences(
     )
     passage_scores = np.array([passages[candidate.passage].score for candidate in found])
     scores = np.average(coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage), axis=0, weights=shares)
-    scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores
+    other_days = np.array([speaks_of_other_days(text, asked) for text in texts], dtype=np.float64)
+    scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores - OTHER_DAYS_WEIGHT * other_days
     ranked = tuple(
         Evidence(found[row].passage, found[row].index, texts[row], float(scores[row]))
         for row in np.argsort(-scores, kind="stable")
@@ -156,7 +162,7 @@ def rank_sentences(
     strength = float((in_context + cosine)[counted_forms].max())
     if _in_another_language(asked, passages):
         # Words cannot cover it, and their absence says nothing.
-        strength = max(strength, 2 * float(cosine[counted_forms].max()))
+        strength = max(strength, float(cosine[counted_forms].max()) / ANSWERABLE_COSINE * ANSWERABLE)
     elif _unknown_names(asked, passages):
         strength *= UNKNOWN_NAME
     return Ranking(asked, kind, ranked, strength)

@@ -7,13 +7,16 @@ The checks, in the order in which their reasons are given:
     order      numbers and names come in the source's order, none of its own left out between them; so that "A beat B"
                is not taken for "B beat A", nor one row's figure for another's
     negation   the claim denies where the source does, and only there
-    wording    the claim's words, weighed by inverse document frequency, stand there
+    wording    the claim's words, weighed by inverse document frequency, stand there; one that takes words from the
+               sentence before, where "he" and "it" are told, keeps those of the supporting sentence, so that the end of
+               one and the beginning of the other make no third
     meaning    the cosine of the embeddings of claim and supporting sentence
 
 It is one-sided on purpose: a true sentence in other words may fail it; one that says something else should not pass.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -41,6 +44,12 @@ class Bar:
 STRICT = Bar(wording=0.85, meaning=0.5)
 LENIENT = Bar(wording=0.55, meaning=0.5)
 
+# What a claim that takes words from two sentences must keep of the second.
+LEAST_KEPT = 0.85
+_BEGINS_WITH_PRONOUN = re.compile(
+    r"(?:he|she|it|they|er|sie|es|il|elle|ils|elles|hij|zij|ze|het|lui|lei|ele|ela|он|она|оно|они)\b", re.IGNORECASE
+)
+
 
 @dataclass(frozen=True)
 class Support:
@@ -64,6 +73,8 @@ class _Source:
     around: str  # sentence before and this one
     place: str  # title and headings
     own: frozenset[str]  # its own terms
+    named: frozenset[str]  # those of `place`
+    names: frozenset[str]  # those of names in `around`
     words: frozenset[str]  # those of `around` and `place`
 
 
@@ -116,6 +127,8 @@ class GroundingChecker:
             return "negation", ""
         if wording < self._bar.wording:
             return "wording", f"{wording:.2f}"
+        if (kept := _kept(frozenset(terms(claim)), source)) < LEAST_KEPT:
+            return "wording", f"{kept:.2f}"
         vectors = self._embed([claim, source.text])
         meaning = float(vectors[0] @ vectors[1])
         return ("meaning", f"{meaning:.2f}") if meaning < self._bar.meaning else (None, "")
@@ -123,13 +136,27 @@ class GroundingChecker:
 
 def _sources(number: int, passage: Passage) -> list[_Source]:
     place = f"{passage.title} {passage.heading or ''}".strip()
+    named = frozenset(terms(place))
     found, before = [], ""
     for text in (statement.text for statement in statements(passage.text)):
         around = f"{before} {text}".strip()
         words = frozenset(terms(f"{around} {place}"))
-        found.append(_Source(number, text, around, place, frozenset(terms(text)), words))
+        spans = [around[fact.start : fact.end] for fact in facts(around, openers=True) if fact.kind == "name"]
+        names = frozenset(terms(" ".join(spans)))
+        found.append(_Source(number, text, around, place, frozenset(terms(text)), named, names, words))
         before = text
     return found
+
+
+def _kept(claimed: frozenset[str], source: _Source) -> float:
+    """The share of the source's own terms that a claim keeps; 1 where it may leave out what it likes.
+
+    That is so where it takes nothing from the sentence before, or only the name that the source's "he" or "it" is.
+    """
+    taken = (claimed & source.words) - source.own - source.named
+    if not taken or (taken <= source.names and _BEGINS_WITH_PRONOUN.match(source.text)):
+        return 1.0
+    return len(claimed & source.own) / len(source.own)
 
 
 def _is_known(name: Fact, known: set[str]) -> bool:

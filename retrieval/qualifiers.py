@@ -1,7 +1,7 @@
-"""Sentences and clauses that limit what stands before them ("However, …", "…, except …", "This does not apply to …").
+"""Sentences and clauses that limit what stands before them ("However, …", "…, except …"), or hold on some days only.
 
-To quote a rule without its exception is to say something else. Told by how they begin, from a short table for common
-languages; what it does not know limits nothing.
+To quote a rule without its exception is to say something else, and Friday's hours are no answer about Monday. Told by
+short tables for common languages; what they do not know limits nothing.
 """
 
 import re
@@ -32,6 +32,25 @@ _REFERRING = (
 )
 # "Interns, however, earn none."
 _INSIDE = r"[^,.;]{1,40}, (?:however|jedoch|toutefois|cependant|sin embargo|tuttavia|porem|echter),"
+_DAYS = (
+    r"mondays?|montags?|lundis?|lunes|luned[iy]|maandags?|segundas?(?:-feiras?)?",
+    r"tuesdays?|dienstags?|mardis?|martes|martedi|dinsdags?|tercas?(?:-feiras?)?",
+    r"wednesdays?|mittwochs?|mercredis?|miercoles|mercoledi|woensdags?|quartas?-feiras?",
+    r"thursdays?|donnerstags?|jeudis?|jueves|giovedi|donderdags?|quintas?-feiras?",
+    r"fridays?|freitags?|vendredis?|viernes|venerdi|vrijdags?|sextas?-feiras?",
+    r"saturdays?|samstags?|samedis?|sabados?|sabato|zaterdags?",
+    r"sundays?|sonntags?|dimanches?|domingos?|domenica|zondags?",
+)
+_WORKDAYS = (
+    r"weekdays?|working days?|workdays?|werktags?|werktagen?|wochentags?|jours ouvrables|dias laborables|werkdagen"
+)
+_WEEKEND = r"weekends?|week-ends?|wochenenden?|fins? de semana|fine settimana"
+_DAY_NAMES = tuple(
+    (re.compile(rf"\b(?:{names})\b"), frozenset(days))
+    for names, days in (
+        *((names, (day,)) for day, names in enumerate(_DAYS)), (_WORKDAYS, range(5)), (_WEEKEND, range(5, 7))
+    )
+)  # fmt: skip
 _LEADING = " \t\n-*+•(（\"'“«"
 _LIMITS = re.compile("|".join((*_OPENINGS, *_REFERRING, _INSIDE)))
 _REFERS_BACK = re.compile("|".join(_REFERRING))
@@ -45,3 +64,15 @@ def limits(text: str) -> bool:
 def refers_back(text: str) -> bool:
     """Whether a sentence limits one that must be read with it: "This does not apply to interns."."""
     return _REFERS_BACK.match(fold(text).lstrip(_LEADING)) is not None
+
+
+def speaks_of_other_days(text: str, question: str) -> bool:
+    """Whether both name days of the week, and none that they share: "On Fridays …" to a question about Mondays."""
+    asked, told = _days(question), _days(text)
+    return bool(asked) and bool(told) and asked.isdisjoint(told)
+
+
+def _days(text: str) -> frozenset[int]:
+    """The days of the week that `text` names, from 0 for Monday; "weekdays" are five of them."""
+    folded = fold(text)
+    return frozenset().union(*(days for name, days in _DAY_NAMES if name.search(folded)))

@@ -174,6 +174,29 @@ def test_a_question_in_another_language_than_the_passages_is_told_by_meaning_alo
     assert not rank("Où est le chat de ma tante ?", passages=[texts], embed=WordEmbedder().embed_passages).is_answerable
 
 
+def test_between_languages_a_lower_cosine_is_an_answer():
+    def at(cosine):
+        def embed(texts):
+            return np.array(
+                [[1, 0, 0] if "billets" in text else [cosine, (1 - cosine**2) ** 0.5, 0] if "dollars" in text
+                 else [0, 0, 1] for text in texts],
+                dtype=np.float32,
+            )  # fmt: skip
+
+        return embed
+
+    texts = passage("The museum stands on the river and is open to all. Tickets for the museum cost 12 dollars.")
+    question = "Combien coûtent les billets ?"
+    assert rank(question, passages=[texts], embed=at(0.32)).is_answerable
+    assert not rank(question, passages=[texts], embed=at(0.3)).is_answerable
+
+
+def test_the_hours_of_other_days_do_not_answer():
+    texts = passage("On Fridays the canteen closes at 13:30. Lunch in the canteen is served until 14:00.")
+    assert rank("When does the canteen close on Mondays?", passages=[texts]).ranked[0].text.startswith("Lunch")
+    assert rank("When does the canteen close on Fridays?", passages=[texts]).ranked[0].text.startswith("On Fridays")
+
+
 def test_a_long_sentence_loses_clauses_that_the_question_does_not_touch():
     sentence = (
         "After a winter in which nothing at all was done about the roof, and against the advice of all, the museum "

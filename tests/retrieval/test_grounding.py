@@ -12,7 +12,8 @@ TEXT = (
     "Interns do not earn annual leave. "
     "The Denver Broncos beat the Carolina Panthers by 24 points to 10. "
     "Alice has 3 dogs and Bob has 5 cats. "
-    "Requests go to Jared Allen. He answers within 2 days."
+    "Requests go to Jared Allen. He answers within 2 days. "
+    "Ms Solheim is the safety officer. Her deputy is Tomasz Wilk."
 )
 
 
@@ -37,6 +38,8 @@ def checker(*passages, bar=STRICT):
         "The Denver Broncos beat the Carolina Panthers.",
         "Alice has three dogs.",
         "Jared Allen answers requests within 2 days.",
+        "Jared Allen answers in 2 days.",
+        "The deputy of Ms Solheim is Tomasz Wilk.",
     ],
 )
 def test_what_the_source_says_is_supported(claim):
@@ -55,6 +58,8 @@ def test_what_the_source_says_is_supported(claim):
         ("The Carolina Panthers beat the Denver Broncos.", "order"),
         ("Alice has 5 cats.", "order"),
         ("Employees enjoy generous vacations every summer.", "wording"),
+        ("Tomasz Wilk is the safety officer.", "wording"),
+        ("Ms Solheim is deputy.", "wording"),
         ("Yes.", "wording"),
         ("", "nothing to check"),
     ],

@@ -1,8 +1,8 @@
-"""Which sentences and clauses limit what stands before them."""
+"""Which sentences and clauses limit what stands before them, or hold on other days than are asked for."""
 
 import pytest
 
-from retrieval.qualifiers import limits, refers_back
+from retrieval.qualifiers import limits, refers_back, speaks_of_other_days
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,21 @@ def test_a_limit_may_need_what_it_limits(text):
 def test_other_sentences_limit_nothing(text):
     assert not limits(text)
     assert not refers_back(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "expected"),
+    [
+        ("On Fridays it closes at 13:30.", "When does it close on Mondays?", True),
+        ("On weekends it opens at 9.", "When does it open on weekdays?", True),
+        ("Open on weekdays from 6.", "When does it open on Tuesday?", False),
+        ("Open on Saturdays only.", "Is it open on weekends?", False),
+        ("From Monday to Friday it opens at 6.", "When does it open on Fridays?", False),
+        ("It opens at 6.", "When does it open on Fridays?", False),
+        ("On Fridays it closes at 13:30.", "When does it close?", False),
+        ("Freitags schließt sie um 13:30 Uhr.", "Wann schließt sie am Montag?", True),
+        ("Le vendredi, elle ferme à 13 h 30.", "When does it close on Fridays?", False),
+    ],
+)  # fmt: skip
+def test_a_sentence_may_speak_of_other_days_than_the_question(text, question, expected):
+    assert speaks_of_other_days(text, question) is expected
