@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from engine.errors import InvalidParameterError, ModelLoadError
 from engine.request import Request
 from engine.scheduler import StepPlan
@@ -20,6 +23,7 @@ from engine.step_decoder import StepDecoder
 from engine.tokenizer import Tokenizer
 from engine.weights import Checkpoint, open_checkpoint
 from kernels.sampling import best_tokens
+from kernels.transfer import Arrival, to_device
 
 
 def open_draft(path: Path, target: Tokenizer) -> Checkpoint:
@@ -90,24 +94,31 @@ class DraftModel:
         if batch.token_ids:
             self.decoder.forward(batch)
 
+    @torch.inference_mode()
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        drafts: list[list[int]] = [[] for _ in wanted]
-        for step in range(max(count for _, count in wanted)):
-            batch, active = StepBatch(self.block_size), []
-            for (request, count), drafted in zip(wanted, drafts, strict=True):
-                if step >= count:
-                    continue
-                progress = self._progress_of(request) if step == 0 else self._progress[request.key]
+        """Each round's tokens are the next one's inputs on the device; the host learns of all of them at the end."""
+        # Longest first: so those that still draft are the first of those that did in the round before.
+        ordered = sorted(wanted, key=lambda pair: -pair[1])
+        rounds: list[Tensor] = []
+        for done in range(ordered[0][1]):
+            batch = StepBatch(self.block_size)
+            for request in [request for request, count in ordered if count > done]:
+                progress = self._progress[request.key] if rounds else self._progress_of(request)
                 start = progress.num_computed
-                ids = [*request.token_ids[start:], *drafted[max(0, start - request.num_tokens) :]]
+                ids = [0] if rounds else request.token_ids[start:]
                 self._add(batch, ids, start, request)
                 batch.rows.append(len(batch.token_ids) - 1)
                 progress.num_computed = start + len(ids)
-                active.append(drafted)
-            best = best_tokens(self.decoder.forward(batch)[:, : self.vocab_size])
-            for drafted, token_id in zip(active, best, strict=True):
-                drafted.append(token_id)
-        return drafts
+            if rounds:
+                drafted = rounds[-1][: len(batch.rows)]
+                batch.awaited = to_device(torch.tensor(batch.rows), drafted.device), drafted
+            rounds.append(best_tokens(self.decoder.forward(batch)[:, : self.vocab_size]))
+        drafts: dict[tuple[str, int], list[int]] = {request.key: [] for request, _ in wanted}
+        arrived = iter(Arrival(torch.cat(rounds)).wait().tolist())
+        for tokens in rounds:
+            for request, _ in ordered[: len(tokens)]:
+                drafts[request.key].append(next(arrived))
+        return list(drafts.values())
 
     def forget(self, request: Request) -> None:
         self._progress.pop(request.key, None)

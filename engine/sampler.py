@@ -26,6 +26,7 @@ from kernels.sampling import (
     reference_logprobs,
     sample_row,
     sample_rows,
+    shift_rows,
     token_logprobs,
 )
 from kernels.transfer import to_device
@@ -59,7 +60,7 @@ class Sampler:
         if self.together or uses_triton(logits):
             return self._sample_together(requests, logits, behind)
         plain = [_takes_best(request) and request.params.logprobs is None for request in requests]
-        best = best_tokens(logits) if any(plain) else []
+        best = best_tokens(logits).tolist() if any(plain) else []
         # The largest of a row with a NaN in it is NaN.
         largest = logits[torch.arange(len(best)), torch.tensor(best, dtype=torch.int64)] if best else logits[:0]
         finite = torch.isfinite(largest).tolist()
@@ -75,17 +76,14 @@ class Sampler:
         return Choices(requests, choices)
 
     def chooses_on_device(self, request: Request) -> bool:
-        """Whether a GPU chooses the request's tokens without being told of its newest one by the host.
-
-        The others have a grammar, a bias or tokens to forbid.
-        """
-        return _takes_best(request) or _is_drawn(request)
+        """Whether a GPU chooses the request's tokens without being told of its newest one by the host."""
+        return request.grammar is None
 
     def _sample_together(self, requests: Sequence[Request], logits: Tensor, behind: Choices | None) -> Choices:
         """`sample` on a GPU: rows are drawn in one launch, as if every draft before them were accepted.
 
-        Where one is not, the caller stops asking, so that what was drawn behind it is never seen. Requests whose tokens
-        are not chosen there are sampled one by one on the CPU, when they are asked for. Nothing waits for the device.
+        Where one is not, the caller stops asking, so that what was drawn behind it is never seen. Requests with a
+        grammar are sampled one by one on the CPU, when they are asked for. Nothing waits for the device.
         """
         largest, token_ids = logits.max(-1)
         on_host: list[Callable[[], Iterator[Choice]] | None] = []
@@ -94,10 +92,9 @@ class Sampler:
         start = 0
         for request in requests:
             end = start + 1 + len(request.draft_token_ids)
-            is_best = _takes_best(request)
-            if not is_best and _is_drawn(request):
+            on_device = self.chooses_on_device(request)
+            if on_device and not _takes_best(request):
                 drawn.append((request, start, end))
-            on_device = is_best or _is_drawn(request)
             if on_device and request.params.logprobs is not None:
                 told.append((request, start, end))
             on_host.append(None if on_device else partial(self._choose, request, logits[start:end]))
@@ -107,9 +104,32 @@ class Sampler:
             rows = [row for _, first, end in drawn for row in range(first, end)]
             index = to_device(torch.tensor(rows, dtype=torch.int64), logits.device)
             # Of logits that are no numbers anything may be drawn; the step behind this one looks it up all the same.
-            token_ids[index] = _draw(drawn, logits[index], behind).long().clamp(0, logits.shape[1] - 1)
+            token_ids[index] = self._draw(drawn, logits[index], behind).long().clamp(0, logits.shape[1] - 1)
         logprobs = self._tell(told, logits, token_ids) if told else None
         return Choices(requests, on_host, token_ids, is_finite, _refuse, logprobs)
+
+    def _draw(self, drawn: Sequence[tuple[Request, int, int]], logits: Tensor, behind: Choices | None) -> Tensor:
+        """Tokens [rows] of the rows of requests (request, first row, end), whose logits are edited in place."""
+        places = [(request, offset) for request, first, end in drawn for offset in range(end - first)]
+        shift_rows(logits, [self._shift(request, offset) for request, offset in places])
+        if any(request.params.penalizes for request, _ in places):
+            newest = None
+            if any(request.num_awaited for request, _ in places):
+                assert behind is not None, "requests await their newest token from the step before"
+                index, token_ids = behind.newest_of([request for request, _ in places])
+                newest = torch.full((len(places),), -1, dtype=torch.int64, device=logits.device)
+                newest[index] = token_ids
+            penalize_rows(logits, [_penalty(request, offset) for request, offset in places], newest)
+        return sample_rows(logits, [_draw_of(request, offset) for request, offset in places])
+
+    def _shift(self, request: Request, num_drafts: int) -> dict[int, float]:
+        """What is added to the logits behind so many of a request's drafts: its bias, and −inf where it may not end."""
+        params = request.params
+        shift = dict(params.logit_bias)
+        if request.num_output_tokens + num_drafts < params.min_tokens:
+            ends = [*params.stop_token_ids, *(() if params.ignore_eos else self._end_ids)]
+            shift.update(dict.fromkeys(ends, -math.inf))
+        return shift
 
     def _tell(self, told: Sequence[tuple[Request, int, int]], logits: Tensor, token_ids: Tensor) -> RowLogprobs:
         """Log-probabilities of the rows of requests (request, first row, end), from untouched logits."""
@@ -132,7 +152,7 @@ class Sampler:
         edited = params.changes_logits or request.grammar is not None
         row = self._edit(request, torch.from_numpy(raw.numpy().copy())) if edited else raw
         if params.is_greedy:
-            (token_id,) = best_tokens(row[None])
+            token_id = int(best_tokens(row[None]))
         else:
             token_id = sample_row(
                 row, params.temperature, params.top_k, params.top_p, params.min_p, request.seed, request.num_tokens
@@ -141,13 +161,8 @@ class Sampler:
 
     def _edit(self, request: Request, row: Tensor) -> Tensor:
         params = request.params
-        if params.logit_bias:
-            ids = torch.tensor(list(params.logit_bias), device=row.device)
-            row[ids] += torch.tensor(list(params.logit_bias.values()), dtype=row.dtype, device=row.device)
-        if request.num_output_tokens < params.min_tokens:
-            ends = list(params.stop_token_ids) + ([] if params.ignore_eos else list(self._end_ids))
-            row[torch.tensor(ends, dtype=torch.int64, device=row.device)] = float("-inf")
-        if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
+        shift_rows(row[None], [self._shift(request, 0)])
+        if params.penalizes:
             seen = torch.from_numpy(np.array(request.token_ids, dtype=np.int64))
             output = seen[request.num_prompt_tokens :]
             apply_penalties(
@@ -178,12 +193,6 @@ def _takes_best(request: Request) -> bool:
     return params.is_greedy and not params.changes_logits and request.grammar is None
 
 
-def _is_drawn(request: Request) -> bool:
-    """Whether the request's tokens are drawn on a GPU, from logits that penalties alone have changed."""
-    params = request.params
-    return request.grammar is None and not params.logit_bias and request.num_output_tokens >= params.min_tokens
-
-
 def _untold(token_ids: Sequence[int]) -> Iterator[Choice]:
     return iter([(token_id, None) for token_id in token_ids])
 
@@ -195,38 +204,19 @@ def _refuse() -> NoReturn:
     )
 
 
-def _draw(drawn: Sequence[tuple[Request, int, int]], logits: Tensor, behind: Choices | None) -> Tensor:
-    """Tokens [rows] of the rows of requests (request, first row, end), whose logits are edited in place."""
-    places = [(request, offset) for request, first, end in drawn for offset in range(end - first)]
-    if any(request.params.changes_logits for request, _ in places):
-        newest = None
-        if any(request.num_awaited for request, _ in places):
-            assert behind is not None, "requests await their newest token from the step before"
-            index, token_ids = behind.newest_of([request for request, _ in places])
-            newest = torch.full((len(places),), -1, dtype=torch.int64, device=logits.device)
-            newest[index] = token_ids
-        penalize_rows(logits, [_penalty(request, offset) for request, offset in places], newest)
-    draws = [
-        # Of temperature 0 all but the best token is cut off.
-        Draw(1.0, 1, 1.0, 0.0, 0, 0)
-        if request.params.is_greedy
-        else Draw(
-            request.params.temperature,
-            request.params.top_k,
-            request.params.top_p,
-            request.params.min_p,
-            request.seed,
-            request.num_tokens + offset,
-        )
-        for request, offset in places
-    ]
-    return sample_rows(logits, draws)
+def _draw_of(request: Request, num_drafts: int) -> Draw:
+    """How a token is drawn behind so many of a request's drafts."""
+    params = request.params
+    if params.is_greedy:
+        return Draw(1.0, 1, 1.0, 0.0, 0, 0)  # all but the best token is cut off
+    position = request.num_tokens + num_drafts
+    return Draw(params.temperature, params.top_k, params.top_p, params.min_p, request.seed, position)
 
 
 def _penalty(request: Request, num_drafts: int) -> Penalty:
     """A request's penalties behind so many of its drafts, and before the token that it awaits."""
     params, drafts = request.params, request.draft_token_ids[:num_drafts]
-    if not params.changes_logits:
+    if not params.penalizes:
         return Penalty((), (), 1.0, 0.0, 0.0)
     return Penalty(
         [*request.token_ids, *drafts],

@@ -118,13 +118,12 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """Whether logits must be edited before a token is chosen from them."""
-        return bool(
-            self.logit_bias
-            or self.min_tokens
-            or self.repetition_penalty != 1.0
-            or self.presence_penalty
-            or self.frequency_penalty
-        )
+        return bool(self.logit_bias or self.min_tokens or self.penalizes)
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether logits depend on the tokens before them."""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
 
     def _check_ranges(self) -> None:
         check_number("temperature", self.temperature, 0, 100)

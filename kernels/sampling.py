@@ -8,7 +8,7 @@ exactly (Gumbel-max trick; Maddison et al., "A* Sampling", 2014).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import uses_triton
+from kernels.transfer import to_device
 
 _MASK = 0xFFFFFFFF
 # Candidates looked at before a full sort is paid for; a chat model's top-p mass nearly always lies within them.
@@ -168,14 +169,14 @@ def reference_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple
     return chosen, torch.stack([ids for _, ids in best]), torch.stack([values for values, _ in best])
 
 
-def best_tokens(logits: Tensor) -> list[int]:
-    """The id of the largest logit in each row of [rows, vocab]; the first of equals.
+def best_tokens(logits: Tensor) -> Tensor:
+    """The id of the largest logit in each row of [rows, vocab]; the first of equals. [rows] int64, on their device.
 
     On a CPU numpy finds it: torch would wake its own threads for it, which then spin on the cores of the next step.
     """
-    best = logits.numpy().argmax(-1) if logits.device.type == "cpu" else logits.argmax(-1)
-    ids: list[int] = best.tolist()
-    return ids
+    if logits.device.type == "cpu":
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def sample_row(
@@ -202,6 +203,19 @@ def sample_rows(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
         for row, draw in zip(logits, draws, strict=True)
     ]
     return torch.tensor(tokens, dtype=torch.int32, device=logits.device)
+
+
+def shift_rows(logits: Tensor, shifts: Sequence[Mapping[int, float]]) -> None:
+    """Add to some logits of each row of [rows, vocab] float32, in place: `shifts` are by token, −inf forbids one.
+
+    Nothing waits for the logits' device.
+    """
+    entries = [(row, token_id, value) for row, shift in enumerate(shifts) for token_id, value in shift.items()]
+    if entries:
+        rows, token_ids, values = zip(*entries, strict=True)
+        places = to_device(torch.tensor([rows, token_ids], dtype=torch.int64), logits.device)
+        # No place comes twice, so that it does not matter in which order they are added to.
+        logits[places[0], places[1]] += to_device(torch.tensor(values, dtype=logits.dtype), logits.device)
 
 
 def penalize_rows(logits: Tensor, penalties: Sequence[Penalty], newest: Tensor | None = None) -> None:

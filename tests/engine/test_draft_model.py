@@ -81,6 +81,22 @@ def test_a_draft_model_catches_up_after_steps_without_drafts(tiny_folder: Path) 
     assert acceptance(engine) > 0.9
 
 
+def test_drafts_are_the_draft_models_own_greedy_tokens_however_many_each_request_gets(
+    tiny_folder: Path, other_folder: Path
+) -> None:
+    """Whatever is beside them: a round's tokens are the next one's inputs without the host having seen them."""
+    expected = [own.token_ids for own in run(make_exact(other_folder), TINY_PROMPTS[:3], GREEDY)]
+    engine = make_exact(tiny_folder, speculation="draft", draft_model=other_folder, max_num_batched_tokens=64)
+    requests = [engine.make_requests(prompt, GREEDY)[0] for prompt in TINY_PROMPTS[:3]]
+    for request, answer in zip(requests, expected, strict=True):
+        request.block_table = [engine.kv_cache.pool.allocate() for _ in range(12)]
+        request.append(answer[0])
+    assert engine.speculator is not None
+    wanted = list(zip(requests, (2, 5, 1), strict=True))
+    drafts = engine.speculator.drafter.draft(wanted)
+    assert drafts == [answer[1 : 1 + count] for answer, (_, count) in zip(expected, wanted, strict=True)]
+
+
 def test_a_draft_model_with_another_tokenizer_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_folder, tmp_path / "other")
     file = tmp_path / "other" / "tokenizer.json"

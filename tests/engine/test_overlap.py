@@ -21,6 +21,7 @@ from tests.engine.conftest import make_tiny_engine
 from tests.engine.test_exactness import FIELDS, TINY_PROMPTS, exact, make_exact
 from tests.engine.test_packed import make as make_packed
 from tests.engine.test_packed import save_wide_model
+from tests.engine.test_speculation import Oracle, speculate
 from tests.engine.tiny_models import save_tiny_model
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -154,8 +155,8 @@ def test_every_sampling_field_is_the_same_with_overlap(
         ({"temperature": 0, "stop": ("zzz",)}, True),
         ({"temperature": 0, "logprobs": 1}, True),
         ({"seed": 4, "presence_penalty": 0.5, "logprobs": 0}, True),
-        ({"temperature": 0, "logit_bias": {7: 3.0}}, False),
-        ({"temperature": 0, "min_tokens": 6}, False),
+        ({"temperature": 0, "logit_bias": {7: 3.0}}, True),
+        ({"seed": 4, "min_tokens": 6, "stop_token_ids": (5, 6, 7)}, True),
         ({"temperature": 0, "regex": "[ab]{6}"}, False),
     ],
 )
@@ -170,6 +171,32 @@ def test_steps_wait_where_the_host_must_know_the_newest_token(
     # A step that only reads a part of the prompt chooses nothing, and is followed in any case.
     assert (engine.num_overlapped_steps > 1) == overlaps
     assert exact(overlapped) == exact(run(make_exact(tiny_folder), [TINY_PROMPTS[0]], [params]))
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("penalties", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.8}])
+def test_bias_and_tokens_that_may_not_come_yet_are_the_same_on_the_device(
+    tiny_folder: Path, temperature: float, penalties: dict[str, float]
+) -> None:
+    """In turn and overlapped, without drafts and with right and wrong ones, with log-probabilities and without."""
+    ends = tuple(range(0, 300, 2))  # half of the vocabulary, so that the first free row mostly ends the answer
+    for logprobs in (None, 2):
+        given_fields = {"temperature": temperature, "seed": 8, "max_tokens": 14, "logprobs": logprobs, **penalties}
+        params = SamplingParams(min_tokens=9, stop_token_ids=ends, logit_bias={4: 9.0, 7: 6.5, 9: -40}, **given_fields)
+        everybody = [params] * len(TINY_PROMPTS)
+        plain = run(make_exact(tiny_folder), TINY_PROMPTS, everybody)
+        assert all(set(answer.token_ids[:9]).isdisjoint(ends) for answer in plain)
+        assert any(answer.finish_reason == "stop" for answer in plain)
+        assert sum(answer.token_ids.count(7) for answer in plain) > 9  # it is what the bias makes of them
+        overlapped = make_overlapped(tiny_folder, deterministic=True)
+        assert exact(run(overlapped, TINY_PROMPTS, everybody)) == exact(plain)
+        assert overlapped.num_overlapped_steps > 0
+        for wrong_every in (0, 3):
+            drafting = make_overlapped(tiny_folder, deterministic=True, max_num_batched_tokens=64)
+            known = {(f"r{i}", 0): answer.token_ids for i, answer in enumerate(plain)}
+            speculate(drafting, Oracle(known, wrong_every), 4)
+            assert exact(run(drafting, TINY_PROMPTS, everybody)) == exact(plain)
+            assert drafting.stats().num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize(("max_rows", "overlaps"), [(3, True), (4, False)])

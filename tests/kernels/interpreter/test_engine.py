@@ -16,7 +16,18 @@ from tests.engine.tiny_models import save_tiny_model
 PROMPTS = [[5, 9, 200, 31, 7, 90], [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]]
 PARAMS = [
     SamplingParams(max_tokens=3, temperature=0, ignore_eos=True),
-    SamplingParams(max_tokens=3, temperature=0.9, top_p=0.8, top_k=40, repetition_penalty=1.2, seed=3, ignore_eos=True),
+    SamplingParams(
+        max_tokens=3,
+        temperature=0.9,
+        top_p=0.8,
+        top_k=40,
+        repetition_penalty=1.2,
+        seed=3,
+        ignore_eos=True,
+        logit_bias={7: 3.0, 8: -9.0},
+        min_tokens=2,
+        stop_token_ids=range(0, 300, 3),
+    ),
 ]
 
 
