@@ -7,21 +7,21 @@ measured, because it depends on the machine, on the weights, and on the context 
 from __future__ import annotations
 
 from collections import deque
+from statistics import median
 
 # A step with prompt tokens may take this many times as long as a recent plain one, and this many times as long as one
 # before the prompts came. Readers are promised 2.5 of the latter at most; the distance to that is for noise.
 STRETCH = 1.6
 STRETCH_OF_CALM = 2.1
-# Weight of the newest price in its moving average, and the plain steps that count as recent.
-NEWEST = 0.25
+# Plain steps, and prices of a prompt token, that count as recent.
 NUM_PLAIN_STEPS = 4
+NUM_PRICES = 9
 # Mixed steps after which plain ones are made, so that there are recent ones to compare with; and how many.
 MAX_MIXED_STEPS = 48
 NUM_PROBES = 2
 # Rows are computed four at a time, so that fewer prompt tokens cost no less. So many are given even where noise, for
-# which few tokens take the blame, makes them look dear, unless the cheapest of so many steps says that they are.
+# which few tokens take the blame, makes them look dear, unless the cheapest of the recent steps says that they are.
 FEW_TOKENS = 4
-NUM_PRICES = 32
 # As many plain steps on end mean that nothing is being read any more.
 CALM_STEPS = 8
 
@@ -38,7 +38,6 @@ class StepCost:
         self.least = min(least, most)
         self._plain_steps: deque[float] = deque(maxlen=NUM_PLAIN_STEPS)
         self._calm_s: float | None = None
-        self.prompt_token_s: float | None = None
         self._prices: deque[float] = deque(maxlen=NUM_PRICES)
         self._mixed_steps = 0
         self._plain_run = 0
@@ -52,23 +51,29 @@ class StepCost:
         """
         return min(self._plain_steps) if self._plain_steps else None
 
+    @property
+    def prompt_token_s(self) -> float | None:
+        """Seconds that a prompt token adds to a step; None before the first. The median of a few, since noise adds to
+        a step as well, or to the plain one that it is compared with."""
+        return median(self._prices) if self._prices else None
+
     def prefill_tokens(self, num_prompts: int = 1, num_answers: int = 1) -> int:
         """Prompt tokens for a step in which answers advance; 0 asks for a plain step, to measure it.
 
         What a prompt may cost those who read is what it may cost each of them; where more prompts wait to be read than
         answers advance, they may cost as many times more: else a crowd would come in one by one behind a single reader.
         """
-        decode_s = self.decode_s
-        if self.prompt_token_s is None and decode_s is None:
+        decode_s, price = self.decode_s, self.prompt_token_s
+        if price is None and decode_s is None:
             # Either nobody measures (then the bound rules), or these are the first answers of this engine.
             return self.most
         if decode_s is None or self._mixed_steps >= MAX_MIXED_STEPS:
             return 0
-        if self.prompt_token_s is None:
+        if price is None:
             return self.least
         longest = min(STRETCH * decode_s, STRETCH_OF_CALM * (self._calm_s or decode_s))
         extra = (longest - decode_s) * max(1.0, num_prompts / max(1, num_answers))
-        affordable = extra / self.prompt_token_s if self.prompt_token_s > 0 else self.most
+        affordable = extra / price if price > 0 else self.most
         # The price of a token was measured at another size of chunk, so growth is by steps.
         allowed = min(affordable, 2 * max(self._last_chunk, self.least), self.most)
         return max(self.least, self._cheap_tokens(longest - decode_s), int(allowed))
@@ -94,7 +99,4 @@ class StepCost:
         self._plain_run = 0
         self._mixed_steps += 1
         self._last_chunk = num_prompt_tokens
-        price = max(0.0, seconds - (self.decode_s or 0.0)) / num_prompt_tokens
-        self._prices.append(price)
-        known = self.prompt_token_s
-        self.prompt_token_s = price if known is None else known + NEWEST * (price - known)
+        self._prices.append(max(0.0, seconds - (self.decode_s or 0.0)) / num_prompt_tokens)
