@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 from engine.errors import InvalidParameterError, UnsupportedParameterError
+from engine.regex_check import check_regex
 from engine.sampling_params import SamplingParams
 from engine.schema_check import parse_schema
 from engine.tokenizer import Tokenizer
 
 Mask = npt.NDArray[np.bool_]
 
-MAX_REGEX_CHARS = 8 * 1024
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_CHOICES = 4096
 # Between tokens of JSON: nothing, a space, or a new line with its indentation. Any amount, as the library's default
@@ -48,6 +48,7 @@ LIMITS = {
     "step_lexer_fuel": 50_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 50_000,
+    "max_items_in_row": 5_000,  # for as many optional properties as an object may have
 }
 
 
@@ -205,11 +206,13 @@ class GrammarCompiler:
         source = _source(field, getattr(params, field), self._tokenizer.strips_leading_space)
         with self._lock:
             matcher = self._compiled.get(source)
-            if matcher is None:
-                matcher = self._compiled[source] = self._matcher(field, source)
-                if len(self._compiled) > NUM_CACHED:
-                    self._compiled.popitem(last=False)
+        if matcher is None:
+            matcher = self._matcher(field, source)  # nobody with another constraint waits for it
+        with self._lock:
+            self._compiled[source] = matcher
             self._compiled.move_to_end(source)
+            if len(self._compiled) > NUM_CACHED:
+                self._compiled.popitem(last=False)
             return Grammar(self, matcher.deep_copy(), field, ignore_eos=params.ignore_eos)
 
     def _matcher(self, field: str, source: str) -> Any:
@@ -292,10 +295,7 @@ def _source(field: str, value: Any, num_leading_spaces: int) -> str:
         lenient = isinstance(given, dict) and given.get("lenient") is True
         body: dict[str, Any] = {"json_schema": {**schema, "x-guidance": {**options, "lenient": lenient}}}
     elif field == "regex":
-        if len(value) > MAX_REGEX_CHARS:
-            raise InvalidParameterError(
-                "regex", f"has {len(value):,} characters; at most {MAX_REGEX_CHARS:,} are allowed"
-            )
+        check_regex("regex", value)
         body = json.loads(_library(field).LLMatcher.grammar_from_regex(with_ascii_digits(value)))["grammars"][0]
     elif field == "choice":
         body = {"lark_grammar": _choice(value)}

@@ -1,4 +1,4 @@
-"""What makes a JSON schema impossible to serve: size, depth, and recursion that never ends.
+"""What makes a JSON schema impossible to serve: size, depth, patterns that explode, and recursion that never ends.
 
 Which keywords can be enforced is the grammar library's to say; this file holds the limits that keep one request from
 taking the server's time and memory, and the one question that the library leaves open: whether any finite document
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from engine.errors import InvalidParameterError
+from engine.regex_check import check_regex
 
 MAX_SCHEMA_CHARS = 128 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_PROPERTIES = 1000  # of one object; compiling takes time quadratic in them
+MAX_DIVISOR = 10_000
 
 
 def parse_schema(schema: Mapping[str, Any] | str) -> dict[str, Any]:
@@ -35,6 +38,8 @@ def parse_schema(schema: Mapping[str, Any] | str) -> dict[str, Any]:
             raise InvalidParameterError(
                 "json_schema", f"{place} has {len(properties):,} properties; at most {MAX_PROPERTIES:,} are allowed"
             )
+        _check_patterns(place, node)
+        _check_multiple(place, node.get("multipleOf"))
     if not _has_finite_match(parsed):
         raise InvalidParameterError(
             "json_schema",
@@ -67,13 +72,37 @@ def _nodes(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         place, node, depth = todo.pop()
         if depth > MAX_SCHEMA_DEPTH:
             raise InvalidParameterError(
-                "json_schema", f"is nested deeper than {MAX_SCHEMA_DEPTH} levels, at {place[:80]}"
+                "json_schema",
+                f"is nested too deeply, at {place[:80]}: at most {MAX_SCHEMA_DEPTH} objects and lists of its JSON may "
+                f"lie in one another, of which a property takes two (its schema, and the list of properties)",
             )
         if isinstance(node, dict):
             yield place, node
             todo += [(f"{place}/{key}", value, depth + 1) for key, value in node.items()]
         elif isinstance(node, list):
             todo += [(f"{place}/{index}", value, depth + 1) for index, value in enumerate(node)]
+
+
+def _check_patterns(place: str, node: dict[str, Any]) -> None:
+    keyed = node.get("patternProperties")
+    for pattern in (node.get("pattern"), *(keyed if isinstance(keyed, dict) else ())):
+        if isinstance(pattern, str):
+            try:
+                check_regex("pattern", pattern)
+            except InvalidParameterError as error:
+                raise InvalidParameterError("json_schema", f"{error}, at {place[:80]}") from None
+
+
+def _check_multiple(place: str, divisor: Any) -> None:
+    """Remainders are followed digit by digit, in as many states as there are remainders."""
+    if isinstance(divisor, int | float) and not isinstance(divisor, bool):
+        digits = Decimal(str(divisor)).as_tuple().digits
+        if int("".join(map(str, digits)).strip("0") or "0") > MAX_DIVISOR:
+            raise InvalidParameterError(
+                "json_schema",
+                f"multipleOf is {divisor} at {place[:80]}; its digits without zeros at either end may make a number of "
+                f"at most {MAX_DIVISOR:,}",
+            )
 
 
 def _has_finite_match(root: dict[str, Any]) -> bool:

@@ -3,6 +3,8 @@
 import builtins
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +310,18 @@ RECURSIVE = [
         ("regex", "a" * 10_000, "10,000 characters; at most 8,192"),
         ("regex", 7, "must be text, not int"),
         *(("json_schema", schema, "recursive without an end") for schema in RECURSIVE),
-        ("json_schema", NEST, "nested deeper than 64 levels"),
+        ("json_schema", NEST, "nested too deeply, at #/items/items/.*: at most 64 objects and lists of its JSON"),
+        (
+            "json_schema",
+            {"type": "string", "pattern": "(a{1,99}){99}"},
+            "pattern: comes to 9,801 .*repetitions.*, at #",
+        ),
+        ("json_schema", {"patternProperties": {"a{99999}": {}}}, "pattern: comes to 99,999 .*; at most 10,000"),
+        (
+            "json_schema",
+            {"properties": {"a": {"multipleOf": 999983}}},
+            "multipleOf is 999983 at #/properties/a; .*10,000",
+        ),
         ("json_schema", {"type": "array", "uniqueItems": True}, "uniqueItems"),
         ("json_schema", {"not": {"type": "string"}}, "not"),
         ("json_schema", {"$ref": "http://example.com/x"}, "http://example.com/x"),
@@ -338,18 +351,56 @@ def test_what_cannot_be_served_is_refused_before_it_is_queued(engine, field, val
     assert not engine.has_work
 
 
-EXPLODING = [
-    "((a{1,100}){1,100}){1,100}",
-    "(.{1,1000}){1,1000}",
-    "(" + "|".join(f".*{letter}.{{20}}" for letter in "abcdefghijklmnopqrst") + ")",
-]
+EXPLODING = {
+    "((a{1,100}){1,100}){1,100}": "comes to 1,000,000 characters with its repetitions written out; at most 10,000",
+    "(a{1,1000}){1000}": "comes to 1,000,000 characters with its repetitions written out; at most 10,000",
+    "a{4000000}": "comes to 4,000,000 characters with its repetitions written out; at most 10,000 are allowed",
+    "(a{1,10}){1000}x": "comes to 10,001 characters",
+    "a+" * 4000: "has 4,000 repetitions; at most 1,000 are allowed",
+    "(a|aa){4000}": "comes to 12,000 characters",
+    r"([a-z]{1,50}[^]\d]?){50,}": "comes to 2,550 characters in repeated groups .*; at most 2,000 are allowed: lower",
+    "(" + "|".join(f".*{letter}.{{20}}" for letter in "abcdefghijklmnopqrst") + ")": "grows too complex",
+}
 
 
 @pytest.mark.parametrize("pattern", EXPLODING)
 def test_a_regex_that_explodes_is_refused(real, pattern):
-    with pytest.raises(InvalidParameterError, match=r"grows too complex|takes too long") as caught:
+    with pytest.raises(InvalidParameterError, match=EXPLODING[pattern]) as caught:
         real.compile(SamplingParams(regex=pattern))
     assert caught.value.field == "regex"
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"\w{1,5000}", "(ab|cd|ef){1,300}", r"(\w+\s){1,600}", "a{9999}b", "(x{1,20}y){90}", r"[ab]*a[ab]{20}"]
+)
+def test_a_regex_that_is_large_and_can_be_followed_is_followed(real, pattern):
+    text, ended = walk(real, SamplingParams(regex=pattern), seed=1, most=40)
+    assert re.fullmatch(pattern, text) is not None if ended else text
+
+
+@pytest.mark.parametrize("value", [{"type": "integer"}, {}])
+def test_an_object_of_as_many_optional_properties_as_are_allowed_is_followed(real, value):
+    schema = {"type": "object", "properties": {f"property_{number}": value for number in range(1000)}}
+    assert max(len(walk(real, SamplingParams(json_schema=schema), seed, most=30)[0]) for seed in range(4)) > 12
+
+
+def test_a_constraint_that_is_being_compiled_keeps_no_other_waiting(real, monkeypatch):
+    compile_one, begun, release = GrammarCompiler._matcher, threading.Event(), threading.Event()
+
+    def waiting(compiler: GrammarCompiler, field: str, source: str) -> Any:
+        if "slow" in source:
+            begun.set()
+            assert release.wait(60)
+        return compile_one(compiler, field, source)
+
+    monkeypatch.setattr(GrammarCompiler, "_matcher", waiting)
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(real.compile, SamplingParams(choice=["slow"]))
+        assert begun.wait(60)
+        assert real.compile(SamplingParams(choice=["quick"])) is not None
+        assert not slow.done()
+        release.set()
+        assert slow.result() is not None
 
 
 def test_two_constraints_are_refused():
