@@ -259,6 +259,7 @@ def main() -> int:
         os.environ.pop("TRITON_INTERPRET", None)
     import torch
 
+    from benchmarks.gpu_targets import targets
     from benchmarks.machine import describe_machine
 
     if not arguments.dry_run:
@@ -274,13 +275,15 @@ def main() -> int:
     bench = Bench(arguments.dry_run)
     parts = [part for part in PARTS if part not in skipped and (not chosen or part in chosen)]
     failures = run_parts(bench, parts)
+    reached = targets(bench.results)
     if not arguments.dry_run:
+        show("targets on an H200", reached)
         card = torch.cuda.get_device_name(0)
         name = "-".join(card.lower().split())
         output = arguments.output or Path(__file__).resolve().parent / "results" / f"gpu-{name}.json"
         record = {
             "card": card, "date": datetime.now(UTC).strftime("%Y-%m-%d"), "machine": describe_machine(),
-            "results": bench.results, "failures": failures, "left_out": bench.left_out,
+            "results": bench.results, "targets": reached, "failures": failures, "left_out": bench.left_out,
         }  # fmt: skip
         output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(f"\nwritten to {output}")

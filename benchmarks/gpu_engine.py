@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.random_model import LLAMA_8B, QWEN3_600M
@@ -109,7 +110,12 @@ def decode(bench: Bench) -> list[dict[str, Any]]:
         for length in (bench.size(1024, 5), bench.size(8192, 9)):
             if not bench.has_time(f"decode {name} prompt {length}"):
                 continue
-            rows.append({"weights": name, "prompt": length, "ttft_s": _ttft_s(bench, engine, length, vocab)})
+            ttft_s = _ttft_s(bench, engine, length, vocab)
+            row = {"weights": name, "prompt": length, "ttft_s": ttft_s}
+            if "ceilings" in bench.results:
+                tflop_s = 2 * _layer_parameters(engine.runner.decoder) * length / ttft_s / 1e12
+                row["share_of_product"] = tflop_s / bench.results["ceilings"]["product_tflop_s"]
+            rows.append(row)
         del engine
         bench.free()
     return rows
@@ -126,6 +132,13 @@ def _bytes_of(decoder: Any) -> int:
 
     layers = sum(size(part) for layer in decoder.layers for name, part in vars(layer).items() if name != "config")
     return layers + size(decoder.norm) + size(decoder.head)
+
+
+def _layer_parameters(decoder: Any) -> int:
+    """Weights that every token of a prompt is multiplied with: all but the embeddings and the head."""
+    config = decoder.config
+    ends: int = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+    return int(decoder.num_parameters) - ends
 
 
 def _decode_step_s(bench: Bench, engine: Any, batch: int, vocab: int) -> tuple[float, int, float]:
@@ -181,7 +194,7 @@ def _replay_s(bench: Bench, engine: Any, batch: int) -> float:
 def overlap(bench: Bench) -> list[dict[str, Any]]:
     """Qwen3-0.6B's shapes, decoding with overlapped scheduling and without: tokens a second, seconds between replays.
 
-    Requests are greedy, drawn and penalised in turn; both ways must give the same tokens.
+    Requests are greedy, drawn, penalised, biased and kept from ending in turn; both ways must give the same tokens.
     """
     vocab, steps = bench.size(QWEN3_600M["vocab_size"], 320), bench.size(128, 2)
     engine = bench.engine(
@@ -204,6 +217,7 @@ def overlap(bench: Bench) -> list[dict[str, Any]]:
             row[name] = {"tokens_per_s": batch / step_s, "gap_s": gap_s}
         if answers["one by one"] != answers["overlapped"]:
             raise AssertionError(f"overlapped scheduling gives other tokens at batch {batch}")
+        row["waits_per_step"] = _waits_per_step(bench, engine, prompts, steps)
         rows.append(row)
     del engine
     bench.free()
@@ -217,14 +231,7 @@ def _decode_together(
 
     The device is not waited for between steps, other than the engine does by itself.
     """
-    kinds: list[dict[str, Any]] = [{"temperature": 0}, {"top_p": 0.95}, {"frequency_penalty": 0.3}]
-    requests = []
-    for index, prompt in enumerate(prompts):
-        params = SamplingParams(max_tokens=steps + 8, seed=index, ignore_eos=True, **kinds[index % len(kinds)])
-        requests += engine.make_requests(prompt, params)
-        engine.add(requests[-1:])
-    _read_prompts(engine)
-    _step(engine)
+    requests = _begin(engine, prompts, steps)
     bench.synchronize()
     start = time.perf_counter()
     for _ in range(steps):
@@ -235,6 +242,40 @@ def _decode_together(
         _step(engine)
     replay_s = _replay_s(bench, engine, len(prompts))
     return [request.output_token_ids for request in requests], step_s, step_s - replay_s if replay_s else 0.0
+
+
+def _begin(engine: Any, prompts: list[list[int]], steps: int) -> list[Any]:
+    """Requests of every kind that a GPU chooses tokens for, all of them decoding."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0}, {"top_p": 0.95}, {"frequency_penalty": 0.3}, {"logit_bias": {300: 5.0}, "logprobs": 2},
+        {"min_tokens": steps, "stop_token_ids": [301, 302]},
+    ]  # fmt: skip
+    requests = []
+    for index, prompt in enumerate(prompts):
+        params = SamplingParams(max_tokens=steps + 8, seed=index, ignore_eos=True, **kinds[index % len(kinds)])
+        requests += engine.make_requests(prompt, params)
+        engine.add(requests[-1:])
+    _read_prompts(engine)
+    _step(engine)
+    return requests
+
+
+def _waits_per_step(bench: Bench, engine: Any, prompts: list[list[int]], steps: int) -> float:
+    """How often in a step torch waits for the device by itself, beside the copy of the tokens: 0 is wanted."""
+    import torch
+
+    _begin(engine, prompts, steps)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        if not bench.dry_run:
+            torch.cuda.set_sync_debug_mode("warn")
+        for _ in range(steps // 2):
+            _step(engine)
+        if not bench.dry_run:
+            torch.cuda.set_sync_debug_mode("default")
+    while engine.has_work:
+        _step(engine)
+    return sum("synchroniz" in str(warning.message) for warning in seen) / (steps // 2)
 
 
 def _step(engine: Any) -> None:

@@ -13,6 +13,7 @@ from kernels import (
     KVPool,
     PagedAttention,
     add_rms_norm,
+    gelu_and_mul,
     paged_attention,
     rms_norm,
     rope_and_write_kv,
@@ -23,7 +24,18 @@ from kernels.int4_matmul import int4_matmul, quantize
 from kernels.rms_norm import reference as rms_norm_reference
 from kernels.rowwise_matmul import RowwiseWeight, rowwise_matmul
 from kernels.rowwise_matmul import reference as rowwise_reference
-from kernels.sampling import Draw, gumbel_noise, sample_rows
+from kernels.sampling import (
+    Draw,
+    Penalty,
+    apply_penalties,
+    gumbel_noise,
+    penalize_rows,
+    reference_logprobs,
+    sample_row,
+    sample_rows,
+    token_logprobs,
+)
+from kernels.silu_and_mul import gelu_reference
 from kernels.silu_and_mul import reference as silu_reference
 from kernels.vector_search import reference as search_reference
 from kernels.vector_search import search
@@ -65,18 +77,38 @@ def cases(device: torch.device, dtype: torch.dtype, small: bool) -> Iterator[Ker
         "silu_and_mul", lambda: silu_and_mul(gate_up), lambda: silu_reference(gate_up.double()), 1e-2,
         3 * tokens * inner * item,
     )  # fmt: skip
+    yield KernelCase(
+        "gelu_and_mul", lambda: gelu_and_mul(gate_up), lambda: gelu_reference(gate_up.double()), 1e-2,
+        3 * tokens * inner * item,
+    )  # fmt: skip
     qkv = draw(tokens, heads + 2 * kv_heads, head_dim)
     q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
     angles = torch.rand(tokens, 1, head_dim // 2, device=device) * 6
     cos, sin, slots = angles.cos(), angles.sin(), torch.arange(tokens, device=device)
-    pools = [torch.zeros(-(-tokens // 16), kv_heads, 16, head_dim, dtype=dtype, device=device) for _ in range(2)]
-    yield KernelCase(
-        "rope_and_write_kv", lambda: rope_and_write_kv(q, k, v, cos, sin, KVPool(*pools), slots),
-        lambda: rotary.rotate(q.double(), cos, sin), 1e-2, 2 * qkv.numel() * item,
-    )  # fmt: skip
+    for kind in (dtype, torch.float8_e4m3fn):
+        shape = (-(-tokens // 16), kv_heads, 16, head_dim)
+        pool = _pool(*(torch.zeros(shape, device=device).to(kind) for _ in range(2)))
+        other = _pool(*(torch.zeros(shape, device=device).to(kind) for _ in range(2)))
+        yield KernelCase(
+            f"rope_and_write_kv{' fp8' if pool.is_float8 else ''}",
+            lambda p=pool: _flat(rope_and_write_kv(q, k, v, cos, sin, p, slots), p),  # type: ignore[misc]
+            lambda p=other: _flat(rotary.reference(q, k, v, cos, sin, p, slots), p),  # type: ignore[misc]
+            3e-2 if pool.is_float8 else 1e-2, 2 * qkv.numel() * item,
+        )  # fmt: skip
     yield from _attention(device, dtype, small, heads, kv_heads, head_dim)
     yield from _products(device, dtype, small, hidden, inner)
     yield from _choices(device, dtype, small)
+
+
+def _pool(k: Tensor, v: Tensor) -> KVPool:
+    """A pool that holds these; of float8 with scales of one."""
+    one = torch.ones(k.shape[1], device=k.device) if k.dtype == torch.float8_e4m3fn else None
+    return KVPool(k, v, one, one)
+
+
+def _flat(q: Tensor, pool: KVPool) -> Tensor:
+    """Rotated queries and what was written, side by side."""
+    return torch.cat([values.float().flatten() for values in (q, pool.k, pool.v)])
 
 
 def _attention(
@@ -91,21 +123,21 @@ def _attention(
         tables = [[order.pop() for _ in range(count)] for count in needed]
         shape = (sum(needed), kv_heads, 16, head_dim)
         for kind in (dtype, torch.float8_e4m3fn):
-            k_pool, v_pool = (torch.randn(shape, device=device).to(kind) for _ in range(2))
-            one = torch.ones(kv_heads, device=device)
-            pool = KVPool(k_pool, v_pool, one, one) if kind == torch.float8_e4m3fn else KVPool(k_pool, v_pool)
+            pool = _pool(*(torch.randn(shape, device=device).to(kind) for _ in range(2)))
             q = torch.randn(sum(length for length, _ in lens), heads, head_dim, device=device).to(dtype)
             batch = AttentionBatch([q for q, _ in lens], [c for _, c in lens], tables, 16, device)
             attention = PagedAttention(batch, heads, kv_heads, head_dim**-0.5)
             seen = sum(length * context - length * (length - 1) // 2 for length, context in lens)
-            yield KernelCase(
-                f"paged_attention {name}{' fp8' if pool.is_float8 else ''}",
-                lambda q=q, a=attention, p=pool: a(q, p),  # type: ignore[misc]
-                lambda q=q, b=batch, p=pool: paged_attention.reference(q.float(), p, b, head_dim**-0.5),  # type: ignore[misc]
-                2e-2,
-                sum(context for _, context in lens) * 2 * kv_heads * head_dim * kind.itemsize,
-                4 * seen * heads * head_dim,
-            )
+            num_bytes = sum(context for _, context in lens) * 2 * kv_heads * head_dim * kind.itemsize
+            for window in (None, lens[0][1] // 4) if name == "decode" and not pool.is_float8 else (None,):
+                yield KernelCase(
+                    f"paged_attention {name}{' fp8' if pool.is_float8 else ''}{' window' if window else ''}",
+                    lambda q=q, a=attention, p=pool, w=window: a(q, p, w),  # type: ignore[misc]
+                    lambda q=q, b=batch, p=pool, w=window: paged_attention.reference(  # type: ignore[misc]
+                        q.float(), p, b, head_dim**-0.5, w
+                    ),
+                    2e-2, num_bytes // 4 if window else num_bytes, 0 if window else 4 * seen * heads * head_dim,
+                )  # fmt: skip
 
 
 def _products(device: torch.device, dtype: torch.dtype, small: bool, hidden: int, inner: int) -> Iterator[KernelCase]:
@@ -143,7 +175,21 @@ def _choices(device: torch.device, dtype: torch.dtype, small: bool) -> Iterator[
     filtered = [Draw(0.8, 50, 0.9, 0.0, seed, 7) for seed in range(rows)]
     yield KernelCase(
         "sample_rows top_k top_p", lambda: sample_rows(logits, filtered).cpu(),
-        lambda: sample_rows(logits, filtered).cpu(), 0.0, logits.numel() * 4,
+        lambda: torch.tensor(
+            [sample_row(row, 0.8, 50, 0.9, 0.0, d.seed, 7) for row, d in zip(logits.cpu(), filtered, strict=True)]
+        ),
+        0.0, logits.numel() * 4,
+    )  # fmt: skip
+    seen = torch.randint(0, vocab, (rows, 20 if small else 2000))
+    penalties = [Penalty(row.tolist(), row[7:].tolist(), 1.2, 0.3, 0.1) for row in seen]
+    yield KernelCase(
+        "penalize_rows", lambda: _penalised(logits, penalties), lambda: _penalised_one_by_one(logits, penalties), 1e-6,
+        2 * seen.numel() * 4,
+    )  # fmt: skip
+    chosen = logits.argmax(-1)
+    yield KernelCase(
+        "token_logprobs", lambda: token_logprobs(logits, chosen, 5)[0],
+        lambda: reference_logprobs(logits.double(), chosen, 5)[0], 1e-5, logits.numel() * 4,
     )  # fmt: skip
     count, dim = (100, 16) if small else (1_000_000, 384)
     vectors = torch.randn(count, dim, device=device).to(dtype)
@@ -153,3 +199,17 @@ def _choices(device: torch.device, dtype: torch.dtype, small: bool) -> Iterator[
         lambda: search_reference(queries, vectors, 10)[0], 1e-3, vectors.numel() * dtype.itemsize,
         2 * len(queries) * vectors.numel(),
     )  # fmt: skip
+
+
+def _penalised(logits: Tensor, penalties: list[Penalty]) -> Tensor:
+    edited = logits.clone()
+    penalize_rows(edited, penalties)
+    return edited
+
+
+def _penalised_one_by_one(logits: Tensor, penalties: list[Penalty]) -> Tensor:
+    edited = logits.cpu().clone()
+    for row, p in zip(edited, penalties, strict=True):
+        seen, output = (torch.tensor(ids, dtype=torch.int64) for ids in (p.seen_ids, p.output_ids))
+        apply_penalties(row, seen, output, p.repetition, p.presence, p.frequency)
+    return edited.to(logits.device)

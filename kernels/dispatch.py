@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import logging
 import os
+import re
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 # Tensor cores for bfloat16 and asynchronous copies came with it (Ampere).
 LEAST_CAPABILITY = (8, 0)
+LEAST_TRITON = (3, 6)
 CHOICES = ("torch", "triton")
 
 
@@ -74,6 +76,8 @@ def _why_not_launched(device: torch.device) -> str | None:
     """Launch the smallest kernel: a driver older than Triton's assembler, or no C compiler, shows only then."""
     import triton
 
+    if tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2]) < LEAST_TRITON:
+        return f"Triton {triton.__version__} is installed; Triton kernels need version 3.6 or newer"
     from kernels.gpu.silu_and_mul import silu_and_mul
 
     try:

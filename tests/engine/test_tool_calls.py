@@ -238,8 +238,6 @@ def test_parameters_that_are_nested_too_deeply_are_refused_by_name(depth: int) -
     schema: dict[str, object] = {"type": "string"}
     for _ in range(depth):
         schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    with pytest.raises(
-        InvalidParameterError, match=r"nested too deeply|cannot be written as JSON"
-    ) as caught:
+    with pytest.raises(InvalidParameterError, match=r"nested too deeply|cannot be written as JSON") as caught:
         json_rule(schema, closes=True, field="tools")
     assert caught.value.field == "tools"

@@ -72,6 +72,14 @@ def test_a_card_that_no_kernel_can_be_launched_on_is_left_to_torch(monkeypatch: 
     assert not dispatch._is_usable(CARD, False)
 
 
+def test_an_old_triton_is_named_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(triton, "__version__", "3.5.1")
+    assert why_no_triton(CARD) == "Triton 3.5.1 is installed; Triton kernels need version 3.6 or newer"
+    assert not dispatch._is_usable(CARD, False)
+
+
 def test_a_machine_without_triton_says_which_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
     assert why_no_triton(CPU) == "the package triton is not installed; Triton kernels need version 3.6 or newer"

@@ -56,7 +56,7 @@ def test_gates_over_more_than_one_block_of_columns(
 @given(
     kv_heads=st.integers(1, 2),
     groups=st.sampled_from([1, 3]),
-    head_dim=st.sampled_from([8, 12, 80]),
+    head_dim=st.sampled_from([8, 12, 64, 80, 96, 128, 256]),
     norms=st.booleans(),
     float8=st.booleans(),
     dtype=DTYPES,
