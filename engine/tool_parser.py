@@ -18,6 +18,24 @@ from engine.outputs import FINISH_STOP, FINISH_TOOL_CALLS, OutputDelta, ToolCall
 from engine.tool_format import CLOSE, OPEN, Held, Syntax
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+# Models that were trained on code (Qwen2.5-Coder) leave the tags out: their answer is the call, most often as a block
+# of code. Of `_BARE`, every beginning matches `_BARE_BEGINNING`.
+FENCE = "```"
+_BARE = re.compile(rf"\s*({FENCE}[a-z]*)?{_HEAD.pattern}")
+_BARE_PARTS = (r"\{\s*", *'"name', r'"\s*', r":\s*", '"', r'[^"\\]+', r'"\s*', r",\s*", '"', "[a-z]+", r'"\s*', r":\s*")
+
+
+def _beginnings(*parts: str) -> str:
+    """A pattern of the first few of the parts, of any number."""
+    pattern = ""
+    for part in reversed(parts):
+        pattern = f"(?:{part}{pattern})?"
+    return pattern
+
+
+_BARE_CALL = _beginnings(*_BARE_PARTS)
+_BARE_BLOCK = _beginnings(*FENCE, "[a-z]*", r"\s*", *_BARE_PARTS)
+_BARE_BEGINNING = re.compile(rf"\s*(?:{_BARE_CALL}|{_BARE_BLOCK})")
 
 
 @dataclass
@@ -75,6 +93,7 @@ class ToolCallParser:
         self._state = "text"
         self._json = _Balance()
         self._begun = False
+        self._close = CLOSE  # what ends the call that is being read
 
     def push(self, text: str) -> Piece:
         """Take text; returns what is certain now."""
@@ -139,8 +158,17 @@ class ToolCallParser:
                 self._state = "body"
                 return True
             return bool(self._held)
+        if not self._begun:
+            if (bare := _BARE.match(self._held)) and bare[2] in self._names:
+                self._begun, self._close = True, FENCE if bare[1] else "}"
+                self._begin_call(bare[2], bare.end())
+                return True
+            if _BARE_BEGINNING.fullmatch(self._held):
+                return False
+            self._begun = True
         at = self._held.find(OPEN)
         if at >= 0:
+            self._close = CLOSE
             # Line ends before a call only set it apart.
             self._show(self._held[:at].rstrip("\n") if not self.num_calls else self._held[:at].strip())
             self._held, self._state = self._held[at + len(OPEN) :], "body"
@@ -153,9 +181,7 @@ class ToolCallParser:
     def _read_body(self) -> bool:
         match = _HEAD.match(self._held)
         if match and match.group(1) in self._names:
-            self._calls.append(ToolCallDelta(self.num_calls, _new_call_id(), match.group(1), ""))
-            self.num_calls += 1
-            self._held, self._json, self._state = self._held[match.end() :], _Balance(), "arguments"
+            self._begin_call(match.group(1), match.end())
             return True
         end = self._held.find(CLOSE)
         if self._syntax == "hermes" and end >= 0:
@@ -164,6 +190,11 @@ class ToolCallParser:
             self._whole_call(body, f"{OPEN}{body}{CLOSE}")
             return True
         return False
+
+    def _begin_call(self, name: str, arguments_at: int) -> None:
+        self._calls.append(ToolCallDelta(self.num_calls, _new_call_id(), name, ""))
+        self.num_calls += 1
+        self._held, self._json, self._state = self._held[arguments_at:], _Balance(), "arguments"
 
     def _read_arguments(self) -> bool:
         taken = self._json.push(self._held)
@@ -176,17 +207,17 @@ class ToolCallParser:
         return True
 
     def _read_tail(self) -> bool:
-        """The brace that ends the call, and its closing tag (Hermes) or the sign before another one (Llama)."""
+        """The brace that ends the call, and what closes it (Hermes) or the sign before another one (Llama)."""
         if self._syntax == "llama":
             at = self._held.find("{")
             if at < 0:
                 return False
             self._held, self._state = self._held[at:], "body"
             return True
-        end = self._held.find(CLOSE)
+        end = self._held.find(self._close)
         if end < 0:
             return False
-        self._held, self._state = self._held[end + len(CLOSE) :], "text"
+        self._held, self._state = self._held[end + len(self._close) :], "text"
         return True
 
     def _whole_call(self, body: str, text: str, *, at_end: bool = False) -> None:

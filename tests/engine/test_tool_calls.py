@@ -68,6 +68,13 @@ ANSWERS = [
     ("hermes", '<tool_call>{"name":"nothing","arguments":{}}</tool_call>\n<tool_c', ("", [("nothing", "{}")])),
     ("hermes", '<tool_call>{"name":"nothing","arguments":{}}</tool_call>\n<tool_call>{"na', ("", [("nothing", "{}")])),
     ("hermes", "lines\n\n", None),
+    ("hermes", f"```json\n{CALL}\n```", ("", [("add", '{"a": 1, "s": "}{\\"</tool_call>"}')])),
+    ("hermes", f"\n{CALL}\nDone.", ("\nDone.", [("add", '{"a": 1, "s": "}{\\"</tool_call>"}')])),
+    ("hermes", '```\n{ "name" : "nothing",\n"arguments" : {} }\n```', ("", [("nothing", "{}")])),
+    ("hermes", '```json\n{"name": "other", "arguments": {}}\n```', None),
+    ("hermes", '```json\n{"name": "Ada"}\n```', None),
+    ("hermes", f"Such as:\n```json\n{CALL.replace('</tool_call>', '')}\n```", None),
+    ("hermes", "```python\nname = 1\n```", None),
     ("llama", "Text with {braces}", None),
     ("llama", '{"name": "add", "parameters": {"a": 1}}', ("", [("add", '{"a": 1}')])),
     (
