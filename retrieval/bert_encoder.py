@@ -9,6 +9,7 @@ decides), and tests hold the two to the same vectors. Sources: Devlin et al., "B
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,30 +84,46 @@ class BertEncoder:
         )
 
     @torch.inference_mode()
-    def encode(self, texts: Sequence[str], batch_size: int, pooled: Pooled | None = None) -> npt.NDArray[np.float32]:
+    def encode(
+        self, texts: Sequence[str], batch_size: int, pooled: Pooled | None = None, at_once: int = 1
+    ) -> npt.NDArray[np.float32]:
         """Pooled vectors [len(texts), hidden], not scaled. Texts beyond the window are cut to it.
 
-        `pooled` computes the vectors of one batch in place of the method of that name.
+        `pooled` computes the vectors of one batch in place of the method of that name; it may be called by as many
+        threads as `at_once` says.
         """
         pooled = pooled or self.pooled
         self._tokenizer.no_padding()
         ids = [encoding.ids for encoding in self._tokenizer.encode_batch(list(texts))]
         # Texts of like length stand together, so that a batch holds little padding.
         order = sorted(range(len(ids)), key=lambda index: len(ids[index]))
-        vectors: npt.NDArray[np.float32] | None = None
-        for chosen in self._batches(order, [len(row) for row in ids], batch_size):
-            rows = pooled(*self._padded([ids[index] for index in chosen])).cpu().numpy()
-            if vectors is None:
-                vectors = np.zeros((len(ids), rows.shape[1]), dtype=np.float32)
+        batches = list(self._batches(order, [len(row) for row in ids], batch_size, at_once))
+
+        def rows_of(chosen: list[int]) -> npt.NDArray[np.float32]:
+            rows: npt.NDArray[np.float32] = pooled(*self._padded([ids[index] for index in chosen])).cpu().numpy()
+            return rows
+
+        if at_once == 1:
+            found = [rows_of(chosen) for chosen in batches]
+        else:
+            with ThreadPoolExecutor(at_once) as threads:
+                found = list(threads.map(rows_of, batches))
+        vectors = np.zeros((len(ids), found[0].shape[1]), dtype=np.float32)
+        for chosen, rows in zip(batches, found, strict=True):
             vectors[chosen] = rows
-        assert vectors is not None, "encode is called with at least one text"
         return vectors
 
-    def _batches(self, order: Sequence[int], lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-        """Cuts `order` (shortest first) into batches; on a CPU so small that what a layer makes stays in its cache."""
+    def _batches(
+        self, order: Sequence[int], lengths: Sequence[int], batch_size: int, at_once: int
+    ) -> Iterator[list[int]]:
+        """Cuts `order` (shortest first) into batches; on a CPU so small that what a layer makes stays in its cache.
+
+        Few texts are cut into as many batches as are computed at once, so that no thread idles.
+        """
+        most = min(_CPU_BATCH_TOKENS, -(-sum(lengths) // at_once))
         batch: list[int] = []
         for index in order:
-            full = self._device.type == "cpu" and lengths[index] * (len(batch) + 1) > _CPU_BATCH_TOKENS
+            full = self._device.type == "cpu" and lengths[index] * (len(batch) + 1) > most
             if batch and (full or len(batch) == batch_size):
                 yield batch
                 batch = []

@@ -5,6 +5,7 @@ bfloat16, OpenVINO does; vectors then agree to a cosine of 0.9999.
 """
 
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -28,8 +29,13 @@ class OpenVinoEncoder:
             # Has a name because OpenVINO holds no reference to it.
             decoder = TorchScriptPythonDecoder(_Forward(encoder), example_input=example)
             graph = frontend.convert(frontend.load(decoder))
-        options = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY"}
-        self._compiled: Any = openvino.Core().compile_model(graph, "CPU", options)
+        # A batch on each core, rather than each batch on all of them: none waits for another at every operation.
+        self._num_streams = torch.get_num_threads()
+        options = {"INFERENCE_NUM_THREADS": self._num_streams, "NUM_STREAMS": self._num_streams}
+        compiled: Any = openvino.Core().compile_model(graph, "CPU", options)
+        self._idle: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(self._num_streams):
+            self._idle.put(compiled.create_infer_request())
         self._encoder = encoder
 
     @property
@@ -38,10 +44,14 @@ class OpenVinoEncoder:
 
     def encode(self, texts: Sequence[str], batch_size: int) -> Any:
         """Pooled vectors [len(texts), hidden], not scaled. Texts beyond the window are cut to it."""
-        return self._encoder.encode(texts, batch_size, self._pooled)
+        return self._encoder.encode(texts, batch_size, self._pooled, self._num_streams)
 
     def _pooled(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        return torch.from_numpy(self._compiled((ids.numpy(), lengths.numpy()))[0])
+        request = self._idle.get()
+        try:
+            return torch.from_numpy(request.infer((ids.numpy(), lengths.numpy()))[0])
+        finally:
+            self._idle.put(request)
 
 
 class _Forward(torch.nn.Module):
