@@ -5,12 +5,13 @@ Shapes and their checks only; what the options do is `app/conversation.py`'s bus
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
+from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.utils import ConfigurableFieldSpec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from app.answering import Grounding
 from app.errors import MissingSessionError, RequestError
@@ -147,10 +148,41 @@ class ChatOptions(BaseModel):
         return self.model_dump(mode="json", exclude_defaults=True, exclude={"continue_turn", "priority"})
 
 
+def _form(option: str) -> Callable[[dict[str, JsonValue]], None]:
+    """Makes an option's JSON schema one that LangServe's playground can make a form of.
+
+    A null anywhere in it, and that page stays blank; so an option that may be null is described as one that may be
+    left out, and what it refers to stands where it is.
+    """
+
+    def describe(schema: dict[str, JsonValue]) -> None:
+        names = {key: value for key, value in schema.items() if key in ("title", "description")}
+        whole = ChatOptions.model_json_schema()
+        schema.clear()
+        schema.update({**_without_null(whole["properties"][option], whole["$defs"]), **names})
+
+    return describe
+
+
+def _without_null(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """A JSON schema with its references filled in and without null, as a type or as a default."""
+    if isinstance(schema, list):
+        return [_without_null(entry, definitions) for entry in schema if entry != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    shown = {key: _without_null(value, definitions) for key, value in schema.items() if value is not None}
+    if isinstance(reference := shown.pop("$ref", None), str):
+        shown = {**_without_null(definitions[reference.rpartition("/")[2]], definitions), **shown}
+    if len(kinds := shown.get("anyOf", [])) == 1:
+        del shown["anyOf"]
+        shown = {**kinds[0], **shown}
+    return shown
+
+
 _OPTION_SPECS = {
     name: ConfigurableFieldSpec(
         id=name,
-        annotation=field.annotation,
+        annotation=Annotated[field.annotation, Field(json_schema_extra=_form(name))],
         name=name.replace("_", " ").capitalize(),
         description=field.description,
         default=field.default,
@@ -186,6 +218,45 @@ def refuse_unknown_options(configurable: Mapping[str, Any], place: str) -> None:
                 f"{name[:80]!r} is not an option{did_you_mean(name, known)}; there are {', '.join(known)}",
                 field=f"{place}.{name[:80]}",
             )
+
+
+# The body of a run, as LangServe's clients send it.
+_FILTERS = [f"{kind}_{of}" for kind in ("include", "exclude") for of in ("names", "types", "tags")]
+_BODY_KEYS = ("input", "inputs", "config", "kwargs", "diff", *_FILTERS)
+_CONFIG_KEYS = tuple(RunnableConfig.__annotations__)
+
+
+def refuse_misplaced(body: Mapping[str, Any]) -> None:
+    """Raises RequestError for what would do nothing where it stands: options beside the config or in it, and kwargs."""
+    options = [spec.id for spec in CONFIG_SPECS]
+    for name, value in body.items():
+        if name == "kwargs" and value:
+            raise RequestError(
+                "a run takes no kwargs: what a question chooses goes into config.configurable", field="kwargs"
+            )
+        if value is not None and _snake(name) not in _BODY_KEYS:
+            raise RequestError(
+                f"{name[:80]!r} is not known beside input and config{did_you_mean(name, _BODY_KEYS)}; what a question "
+                "chooses goes into config.configurable",
+                field=name[:80],
+            )
+    configs = body.get("config", {})
+    for number, config in enumerate(configs) if isinstance(configs, list) else [("", configs)]:
+        place = "config" if number == "" else f"config[{number}]"
+        for name in config if isinstance(config, dict) else ():
+            # Frameworks put keys of their own there; what is clearly meant for us is told of.
+            hint = "" if _snake(name) in _CONFIG_KEYS else did_you_mean(name, _CONFIG_KEYS)
+            if name in options or hint:
+                raise RequestError(
+                    f"{name[:80]!r} does nothing in {place}{hint}; what a question chooses goes into "
+                    f"{place}.configurable",
+                    field=f"{place}.{name[:80]}",
+                )
+
+
+def _snake(name: str) -> str:
+    """The name as Python writes it; JavaScript's clients send theirs."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def session_of(configurable: dict[str, Any]) -> str:

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.output_parsers import BaseOutputParser, JsonOutputParser, PydanticOutputParser
 from langchain_core.output_parsers.openai_tools import JsonOutputKeyToolsParser, PydanticToolsParser
+from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from engine.json_escapes import whole_escapes
 
 if TYPE_CHECKING:
     from app.chat_model import ChatRagstone
@@ -52,10 +55,26 @@ def structured_output(
     else:
         response_format, tracing = _response_format(schema, method)
         llm = model.bind(response_format=response_format, ls_structured_output_format=tracing, **options)
-        parser = (
-            PydanticOutputParser(pydantic_object=pydantic_class) if pydantic_class is not None else JsonOutputParser()
-        )
+        parser = _PydanticParser(pydantic_object=pydantic_class) if pydantic_class is not None else _JsonParser()
     return _with_raw(llm, parser) if include_raw else llm | parser
+
+
+class _JsonParser(JsonOutputParser):
+    """LangChain's, in whose streams no value vanishes while an escape sequence of it is being written."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        return super().parse_result(_certain(result) if partial else result, partial=partial)
+
+
+class _PydanticParser(PydanticOutputParser[Any]):
+    """The same for objects of a class."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        return super().parse_result(_certain(result) if partial else result, partial=partial)
+
+
+def _certain(result: list[Generation]) -> list[Generation]:
+    return [Generation(text=whole_escapes(one.text)) for one in result]
 
 
 def _response_format(

@@ -14,6 +14,7 @@ import string
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+from engine.json_escapes import whole_escapes
 from engine.outputs import FINISH_STOP, FINISH_TOOL_CALLS, OutputDelta, ToolCallDelta
 from engine.tool_format import CLOSE, OPEN, Held, Syntax
 
@@ -197,7 +198,7 @@ class ToolCallParser:
         self._held, self._json, self._state = self._held[arguments_at:], _Balance(), "arguments"
 
     def _read_arguments(self) -> bool:
-        taken = self._json.push(self._held)
+        taken = self._json.push(whole_escapes(self._held))
         if taken:
             self._calls.append(ToolCallDelta(self.num_calls - 1, None, None, self._held[:taken]))
         self._held = self._held[taken:]

@@ -15,9 +15,8 @@ from pydantic import ConfigDict, Field
 
 from app.errors import RequestError, UnknownModelError
 from app.routes import sse
-from app.routes.openai_schema import HARMLESS, CheckedBody, Integer
+from app.routes.openai_schema import HARMLESS, CheckedBody, Integer, unsupported
 from app.services import Services
-from engine.errors import UnsupportedParameterError
 
 if TYPE_CHECKING:
     from retrieval.embeddings import PassageEmbedder, Vectors
@@ -56,7 +55,7 @@ class EmbeddingRequest(CheckedBody):
         """Raises UnsupportedParameterError for the first field that would have to be ignored."""
         for name, value in (self.model_extra or {}).items():
             if value is not None and name not in HARMLESS:
-                raise UnsupportedParameterError(name, f"{name} is not supported: leave it out")
+                raise unsupported(name, type(self).model_fields)
 
     def texts(self) -> list[str]:
         """The texts to embed. Raises RequestError for token ids, for none, and for an empty one."""

@@ -15,11 +15,14 @@ def create_router(services: Services) -> APIRouter:
     """/v1/health/*, /v1/metrics, /v1/metadata and /v1/version as NIM has them; /metrics, /version as vLLM has."""
     router = APIRouter(tags=["health"])
 
+    # Monitors often send HEAD.
+    @router.head("/v1/health/live", include_in_schema=False)
     @router.get("/v1/health/live")
     async def live() -> dict[str, str]:
         """200 as long as the process answers."""
         return {"status": "live"}
 
+    @router.head("/v1/health/ready", include_in_schema=False)
     @router.get("/v1/health/ready", responses={503: {"description": "Not ready; `reason` says why."}})
     async def ready() -> Response:
         """200 when questions are answered; 503 with the reason while the models load or when something has failed."""

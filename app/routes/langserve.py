@@ -36,6 +36,7 @@ from app.chat_schema import (
     ChatOptions,
     ChatOutput,
     question_of,
+    refuse_misplaced,
     refuse_unknown_options,
     session_of,
 )
@@ -96,6 +97,10 @@ def _mount(router: APIRouter, runnable: "Served", path: str, check: "RequestChec
             router.add_api_route(
                 route, handler, methods=["POST"], include_in_schema=False, dependencies=[Depends(check)]
             )
+    # Without the labels, which its form would show as wrong until they are filled in.
+    forms = APIHandler(runnable, **{**options, "config_keys": ("configurable",)})
+    for before in (path, f"{path}/c/{{config_hash}}"):
+        router.add_api_route(f"{before}/playground/{{file_path:path}}", forms.playground, include_in_schema=False)
     add_routes(router, runnable, dependencies=[Depends(check)], **options)
     for documented in router.routes:
         if isinstance(documented, APIRoute) and documented.path.rsplit("/", 1)[-1] in STREAMS:
@@ -225,10 +230,12 @@ class RequestCheck:
         user = current_user(request)
         if run == "batch":
             await self._check_batch(body, fixed, user)
+            refuse_misplaced(body)
             return
         options = await self._check_config(body.get("config", {}), fixed, "config", user)
         request.state.run_name = body.get("config", {}).get("run_name")
         self._check_input(body.get("input"), "input", options)
+        refuse_misplaced(body)
 
     async def _check_batch(self, body: Mapping[str, Any], fixed: Mapping[str, Any], user: str) -> None:
         inputs, config = body.get("inputs"), body.get("config", {})

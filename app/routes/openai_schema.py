@@ -3,7 +3,7 @@
 Only shapes are checked here; ranges are the engine's (`SamplingParams`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import Header
@@ -13,6 +13,7 @@ from app.chat_schema import Where
 from app.errors import RequestError
 from app.messages import Message, check_text, content_text, merge_neighbours
 from app.response_format import constraint_of
+from app.setting_values import did_you_mean
 from engine.errors import EngineError, InvalidParameterError, UnsupportedParameterError
 from engine.request import PRIORITIES
 
@@ -97,6 +98,12 @@ class NotJSONError(RequestError):
         super().__init__("the body is not said to be JSON: send it with the header `Content-Type: application/json`")
 
 
+def unsupported(name: str, known: Iterable[str]) -> UnsupportedParameterError:
+    """What to raise for a field that would have to be ignored."""
+    hint = did_you_mean(name, known)
+    return UnsupportedParameterError(name, f"{name} is not supported{hint or ': leave it out'}")
+
+
 class CheckedBody(BaseModel):
     """A JSON body whose texts are Unicode all through. Raises RequestError, which names the field of one that is not.
 
@@ -147,7 +154,7 @@ class GenerationRequest(CheckedBody):
         for name, value in (self.model_extra or {}).items():
             if value is None or name in HARMLESS or value in NEUTRAL.get(name, ()):
                 continue
-            raise UnsupportedParameterError(name, f"{name} is not supported: leave it out")
+            raise unsupported(name, type(self).model_fields)
         if self.stream_options is not None and not self.stream:
             raise InvalidParameterError("stream_options", "needs stream=true")
 

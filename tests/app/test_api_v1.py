@@ -213,6 +213,9 @@ def test_live_and_ready(server):
     assert server.client.get("/v1/health/live").json() == {"status": "live"}
     response = server.client.get("/v1/health/ready")
     assert (response.status_code, response.json()) == (200, {"status": "ready"})
+    for path in ("live", "ready"):  # as monitors ask
+        response = server.client.head(f"/v1/health/{path}")
+        assert (response.status_code, response.content) == (200, b"")
 
 
 def test_metrics_have_vllms_names_and_count_what_happened(server):

@@ -2,13 +2,15 @@
 
 import asyncio
 import pickle
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.load import dumpd, dumps, load
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGenerationChunk
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
 from app.chat_model import ChatRagstone
 from app.errors import ModelNotFoundError, RequestError
@@ -171,6 +173,20 @@ def test_with_structured_output_needs_a_schema_and_a_known_method():
         model().with_structured_output(None)
     with pytest.raises(ValueError, match="method='xml' is not supported"):
         model().with_structured_output({"title": "t", "type": "object"}, method="xml")
+
+
+@pytest.mark.parametrize("schema", ["a dict", "a class"])
+def test_a_streamed_value_never_loses_what_it_had_nor_holds_half_a_character(schema):
+    """[vercel/ai#15865, pydantic/jiter#207: a value vanished while an escape sequence of it was being written]"""
+    text = r'{"s": "caf\u00e9 \ud83d\ude00\n\\u00"}'
+    wanted: Any = {"title": "t", "type": "object", "properties": {"s": {"type": "string"}}}
+    if schema == "a class":
+        wanted = create_model("t", s=(str, ""))
+    chain = model(ScriptedEngineClient(list(text))).with_structured_output(wanted, method="json_schema")
+    values = [dict(part).get("s", "") for part in chain.stream("x")]
+    assert values[-1] == "café 😀\n\\u00"
+    assert all(later.startswith(earlier) for earlier, later in pairwise(values))
+    assert not any("\ud800" <= character <= "\udfff" for value in values for character in value)
 
 
 # ── stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -91,6 +91,8 @@ async def test_all_ways_of_remote_runnable_give_the_same_answer(server):
     ]
     assert {result["answer"] for result in results} == {results[0]["answer"]}
     assert all(result["sources"] == results[0]["sources"] for result in results)
+    hashed = list(server.remote("chat/c/N4XyA").stream({"input": TTFT}, config("r7")))  # [langserve#125]
+    assert sum_of(hashed)["answer"] == results[0]["answer"]
 
 
 def sum_of(chunks):
@@ -215,6 +217,15 @@ def body_for(run, text, config_value):
     if run == "batch":
         return {"inputs": [{"input": text}], "config": config_value}
     return {"input": {"input": text}, "config": config_value}
+
+
+@pytest.mark.parametrize("path", ["chat", "llm", "retrieve"])
+def test_no_null_in_the_schema_of_a_config_leaves_the_playground_blank(server, path):
+    options = server.client.get(f"/{path}/config_schema").json()["$defs"]["Configurable"]["properties"]
+    assert not any(given in json.dumps(options) for given in ('"null"', ": null"))
+    if path != "llm":
+        assert (options["num_passages"]["type"], options["num_passages"]["maximum"]) == ("integer", 50)
+        assert options["where"]["properties"]["source"]["type"] == "string"
 
 
 @pytest.mark.parametrize("run", RUN_ROUTES)
@@ -365,6 +376,37 @@ def test_options_that_there_are_not_are_422_with_those_that_there_are(server, pa
     assert error["message"].startswith(
         "'num_pasages' is not an option; did you mean num_passages?; there are session_id, "
     )
+
+
+@pytest.mark.parametrize("run", ["invoke", "stream", "batch", "stream_log", "stream_events"])
+@pytest.mark.parametrize(
+    ("beside", "in_config", "field", "says"),
+    [
+        ({"kwargs": {"temperature": 0}}, {}, "kwargs", "a run takes no kwargs"),
+        ({"max_tokens": 3}, {}, "max_tokens", "'max_tokens' is not known beside input and config; what a question"),
+        ({"confg": {}}, {}, "confg", "did you mean config?"),
+        ({}, {"max_tokens": 3}, "config.max_tokens", "goes into config.configurable"),
+        ({}, {"configurble": {"max_tokens": 3}}, "config.configurble", "did you mean configurable?"),
+    ],
+)
+def test_what_would_do_nothing_where_it_stands_is_told_where_it_goes(server, run, beside, in_config, field, says):
+    """[langserve#609: kwargs were dropped; a session_id beside configurable too]"""
+    for path in ("chat", "llm"):
+        body = {**body_for(run, "hi", {"configurable": {"session_id": "s"}, **in_config}), **beside}
+        response = server.post(f"/{path}/{run}", body)
+        error = response.json()["error"]
+        assert (response.status_code, error["field"]) == (422, field)
+        assert says in error["message"]
+
+
+def test_what_clients_of_either_language_send_beside_their_options_passes(server):
+    config = {"configurable": {"session_id": "js", "retrieval": False, "max_tokens": 1}, "recursion_limit": 9}
+    config |= {"recursionLimit": 9, "maxConcurrency": 2, "timeout": 60, "signal": {}, "runName": "mine", "store": None}
+    body = {**body_for("invoke", "hi", config), "kwargs": {}, "diff": False, "includeNames": ["x"], "other": None}
+    assert server.post("/chat/invoke", body).json()["output"]["finish_reason"] == "length"
+    with pytest.raises(httpx.HTTPStatusError) as refused:
+        list(server.remote("llm").stream({"input": "hi"}, stop=["x"]))
+    assert refused.value.response.status_code == 422
 
 
 def test_what_frameworks_put_into_a_config_by_themselves_passes(server):

@@ -174,6 +174,15 @@ def test_a_field_that_is_not_honoured_is_refused_by_name(server, field, value, s
     assert field in error["message"]
 
 
+def test_a_mistyped_field_is_told_the_one_that_it_resembles(server):
+    assert ask(server, tempature=1).json()["error"]["message"] == (
+        "tempature is not supported; did you mean temperature?"
+    )
+    body = {"model": "all-minilm-l6-v2", "input": "x", "encodng_format": "float"}
+    error = server.post("/v1/embeddings", body).json()["error"]
+    assert error["message"] == "encodng_format is not supported; did you mean encoding_format?"
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

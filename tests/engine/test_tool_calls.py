@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine import Engine, SamplingParams
 from engine.errors import InvalidParameterError
+from engine.json_escapes import whole_escapes
 from engine.tool_format import call_grammar, closed, described, json_rule, native_syntax, tool_use
 from engine.tool_parser import ToolCallParser
 from tests.engine import chat_templates
@@ -126,6 +127,31 @@ def test_arguments_are_streamed_as_they_come():
     parser = ToolCallParser("hermes", {"add"})
     seen = [parser.push(piece).calls for piece in ('<tool_call>{"name": "add", "arguments": {', '"a": ', "1}", "}")]
     assert [[call.arguments for call in calls] for calls in seen] == [["{"], ['"a": '], ["1}"], []]
+
+
+ESCAPED = r'{"s": "caf\u00e9 \ud83d\ude00 \\u00e9 \\\" \n"}'
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_pieces_of_arguments_end_where_an_escape_sequence_is_whole(size):
+    """[vercel/ai#15865: a value vanished while an escape of it was written]"""
+    call = f'<tool_call>{{"name": "add", "arguments": {ESCAPED}}}</tool_call>'
+    parser, seen = ToolCallParser("hermes", {"add"}), ""
+    for start in range(0, len(call), size):
+        for piece in parser.push(call[start : start + size]).calls:
+            seen += piece.arguments
+            text = seen.removesuffix("}")
+            if text.startswith('{"s": "') and not text.endswith('"'):
+                assert json.loads(ESCAPED)["s"].startswith(json.loads(f'{text}"}}')["s"])
+    assert seen == ESCAPED
+
+
+@given(st.text(alphabet="\\u0dD8eCn", max_size=12))
+def test_what_is_held_of_json_text_is_its_last_escape_only(text):
+    whole = whole_escapes(text)
+    assert text.startswith(whole)
+    assert len(text) - len(whole) <= 11
+    assert whole_escapes(text + " ") == text + " "
 
 
 # ── held to the schemas ──────────────────────────────────────────────────────────────────────────────────────────────
