@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -96,15 +97,28 @@ def _devices(settings: Settings) -> list[Finding]:
 
     if torch.cuda.is_available():
         names = {torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())}
-        return [Finding("ok", "GPU", f"{', '.join(sorted(names))}, CUDA {torch.version.cuda}")]
+        return [Finding("ok", "GPU", f"{', '.join(sorted(names))}, CUDA {torch.version.cuda}{_driver()}")]
     if settings.device.startswith("cuda"):
         built = "torch is a CPU build" if torch.version.cuda is None else "the driver does not answer"
         advice = "install the CUDA build (`make install RAGSTONE_EXTRA=gpu`) or the driver, or use --device cpu"
         return [Finding("problem", "GPU", f"none, and device is {settings.device}: {built}", advice)]
-    if shutil.which("nvidia-smi") and torch.version.cuda is None:
+    if (driver := _driver()) and torch.version.cuda is None:
         advice = "install the CUDA build: `make install RAGSTONE_EXTRA=gpu`"
-        return [Finding("warning", "GPU", "there is one, and torch is a CPU build", advice)]
+        return [Finding("warning", "GPU", f"there is one{driver}, and torch is a CPU build", advice)]
+    if driver:
+        advice = f"install a driver for CUDA {torch.version.cuda}, or let this process see the card"
+        return [Finding("warning", "GPU", f"there is one{driver}, and torch cannot use it", advice)]
     return [Finding("ok", "GPU", f"none; {preflight.usable_cpus()} CPUs are used")]
+
+
+def _driver() -> str:
+    """The NVIDIA driver's version as the end of a sentence; empty where none answers."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f", driver {told[0]}" if told else ""
 
 
 def _memory(settings: Settings) -> list[Finding]:

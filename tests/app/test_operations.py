@@ -1,6 +1,7 @@
 """What keeps a server running: backup and restore, the doctor, the table of settings, and the dashboard."""
 
 import json
+import os
 import re
 import sqlite3
 import tarfile
@@ -8,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from app import cli
@@ -143,6 +145,27 @@ def test_doctor_is_content_with_a_good_place(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, port=free_port(), ui=False, min_free_bytes=0)
     states = {finding.what: finding.state for finding in examine(settings)}
     assert {"ports": "ok", "data folder": "ok", "API keys": "ok"}.items() <= states.items()
+
+
+@pytest.mark.parametrize(
+    ("cuda", "found", "advice"),
+    [
+        (None, "there is one, driver 580.65.06, and torch is a CPU build", "make install RAGSTONE_EXTRA=gpu"),
+        ("13.0", "there is one, driver 580.65.06, and torch cannot use it", "install a driver for CUDA 13.0"),
+    ],
+)
+def test_doctor_tells_the_driver_of_a_card_that_torch_cannot_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str | None, found: str, advice: str
+) -> None:
+    program = tmp_path / "nvidia-smi"  # there is no card here
+    program.write_text("#!/bin/sh\necho 580.65.06\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (finding,) = (each for each in examine(Settings(data_dir=tmp_path / "data")) if each.what == "GPU")
+    assert (finding.state, finding.found) == ("warning", found)
+    assert advice in finding.advice
 
 
 def free_port() -> int:
