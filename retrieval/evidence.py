@@ -46,7 +46,7 @@ OTHER_DAYS_WEIGHT = 0.3
 ANSWERABLE = 0.75
 
 # Between languages no word is shared, and the same meaning has a lower cosine: from this one on it counts as an answer.
-ANSWERABLE_COSINE = 0.31
+ANSWERABLE_COSINE = 0.35
 
 # What is left of it where the question names what no passage does: they are about something like it.
 UNKNOWN_NAME = 0.9
