@@ -72,6 +72,7 @@ WHOLE_WORDS = 30
 # An introduction ("You need:") is quoted with what it introduces, up to this many words.
 LIST_WORDS = 45
 
+_CODE = re.compile(r"\w\(\S*\)|^(?:import|from|def|class|return)\s+\w+(?:\.\w+)*(?:\s+(?:as|import)\b|$)|^\w+ = ")
 _SMALL_WORDS = frozenset(FUNCTION_WORDS)
 _CLAUSE = re.compile(r"(?<=[,;:—])\s+|\s+(?=\()|(?<=\))\s+|\s+[–-]\s+")
 _JOINED_NAME = re.compile(r"\b[A-Z]*[a-z]{2,}(?:[A-Z]+[a-z]{2,})+\b")
@@ -161,8 +162,9 @@ def rank_sentences(
     counted_forms = slice(1 if adds_unknown or stands_alone(asked) else None)
     strength = float((in_context + cosine)[counted_forms].max())
     if _in_another_language(asked, passages):
-        # Words cannot cover it, and their absence says nothing.
-        strength = max(strength, float(cosine[counted_forms].max()) / ANSWERABLE_COSINE * ANSWERABLE)
+        # Words cannot cover it, and their absence says nothing. Code is in no language, and near to any question.
+        told = np.array([_CODE.search(text) is None for text in texts])
+        strength = max(strength, float((cosine[counted_forms] * told).max()) / ANSWERABLE_COSINE * ANSWERABLE)
     elif _unknown_names(asked, passages):
         strength *= UNKNOWN_NAME
     return Ranking(asked, kind, ranked, strength)

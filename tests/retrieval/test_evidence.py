@@ -189,6 +189,10 @@ def test_between_languages_a_lower_cosine_is_an_answer():
     question = "Combien coûtent les billets ?"
     assert rank(question, passages=[texts], embed=at(0.36)).is_answerable
     assert not rank(question, passages=[texts], embed=at(0.34)).is_answerable
+    code = passage(
+        "The museum stands on the river and is open to all.\n\n```python\nshop.dollars(answer).launch()\n```"
+    )
+    assert not rank(question, passages=[code], embed=at(0.36)).is_answerable
 
 
 def test_the_hours_of_other_days_do_not_answer():
