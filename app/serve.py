@@ -49,6 +49,9 @@ UI_START_TIMEOUT_S = 60.0
 UI_LEAST_LIFE_S = 2.0  # one that ends sooner would end again
 UI_STOP_TIMEOUT_S = 5.0
 DRAIN_TIMEOUT_S = 10
+# For so long a thread may keep the interpreter while others want it. Python's own 5 ms are long beside a step: the
+# engine waits for them behind the event loop, and a turn that is being stored at each of its statements.
+SWITCH_INTERVAL_S = 0.0005
 ANSWERS_TIMEOUT_S = 8
 
 
@@ -129,6 +132,7 @@ def run_server(
     """
     import uvicorn
 
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     services: Services = app.state.services
     config = uvicorn.Config(
         app,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import AsyncEngine, EngineConfig, SamplingParams, errors
+from engine import AsyncEngine, EngineConfig, SamplingParams, delivery, errors
+from engine.delivery import FEW_STREAMS, LoopMailbox
 from engine.outputs import OutputDelta, TokenLogprob, merged
 
 GREEDY = {"temperature": 0.0, "max_tokens": 30, "ignore_eos": True, "logprobs": 1}
@@ -69,3 +70,35 @@ def test_an_error_stays_a_delta_of_its_own_behind_what_came_before_it() -> None:
     first, second = merged([delta("a", 1), delta("b", 2), failed, delta("c", 3)])
     assert (first.text, first.error) == ("ab", None)
     assert second is failed
+
+
+async def test_where_many_read_steps_are_told_together_but_not_the_first_and_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "DELTAS_PER_S", 1)
+    monkeypatch.setattr(delivery, "MOST_WAIT_S", 1.0)
+    loop = asyncio.get_running_loop()
+    mailbox = LoopMailbox(loop)
+    streams: list[asyncio.Queue[list[OutputDelta]]] = [asyncio.Queue() for _ in range(FEW_STREAMS + 1)]
+
+    async def step(token: int, finish_reason: str | None = None) -> list[int]:
+        for stream in streams:
+            mailbox.put(stream, [delta("a", token, finish_reason=finish_reason)])
+        mailbox.wake()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return [stream.qsize() for stream in streams]
+
+    count = len(streams)
+    assert await step(1) == [1] * count
+    assert await step(2) == await step(3) == [1] * count
+    assert await step(4, "stop") == [4] * count
+    assert await step(5) == [4] * count
+    for stream in streams:
+        await asyncio.wait_for(_fifth(stream), 10)
+
+
+async def _fifth(stream: "asyncio.Queue[list[OutputDelta]]") -> None:
+    """Nothing wakes the loop again: what waits is handed out all the same."""
+    for _ in range(5):
+        await stream.get()
