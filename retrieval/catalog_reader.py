@@ -112,7 +112,7 @@ class CatalogReader:
         rows = self._db.execute(
             "SELECT d.uid, v.title, d.source, c.name, v.content_hash, "
             "(SELECT count(*) FROM chunks WHERE version_id = v.id), v.num_pages, v.size_bytes, v.added_at, v.number, "
-            f"v.metadata FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
+            f"v.metadata, c.owner = ?1 FROM documents d {_CURRENT} JOIN collections c ON c.id = d.collection_id "
             "WHERE (c.owner = ?1 OR c.visibility = 'shared') AND (?2 IS NULL OR c.name = ?2) "
             "AND (?3 IS NULL OR d.uid = ?3) ORDER BY c.name, d.source",
             (user, collection, uid),
@@ -131,6 +131,7 @@ class CatalogReader:
                 status="ready",
                 version=row[9],
                 metadata=json.loads(row[10]),
+                is_own=bool(row[11]),
             )
             for row in rows
         ]

@@ -363,11 +363,6 @@ class KnowledgeBase:
             self.snapshots.refresh()
         return result
 
-    def owns(self, document_id: str, user: str) -> bool:
-        """Whether `user` owns the collection that the document is in."""
-        with self.catalog.reading() as reader:
-            return reader.owner_of(document_id) == user
-
     def delete_document(self, document_id: str, user: str = "local") -> bool:
         """Deletes a document of a collection that `user` owns. False where there is none such."""
         return bool(self.delete_documents([document_id], user))

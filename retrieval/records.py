@@ -54,7 +54,10 @@ class Filter:
 
 @dataclass(frozen=True)
 class DocumentInfo:
-    """One document of the catalog, in its current version. `added_at` is when that version went in (UTC)."""
+    """One document of the catalog, in its current version. `added_at` is when that version went in (UTC).
+
+    `is_own`: it is in a collection of the user who asked, not in one that somebody else shares.
+    """
 
     document_id: str
     title: str
@@ -67,6 +70,7 @@ class DocumentInfo:
     added_at: datetime
     status: Literal["ready"]
     version: int
+    is_own: bool
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -61,7 +61,7 @@ class _Work:
     options: Options = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopped: bool = False
-    last_frame: Frame | None = None  # what to show at the end in place of the answer
+    is_left: bool = False  # the tab that asked shows something else; whoever comes back watches
     started_at: float = field(default_factory=time.monotonic)
 
     def stop(self) -> None:
@@ -101,8 +101,8 @@ class Chat:
     async def restore(self, session_id: str) -> Frame:
         """The page of a conversation as it stands, for a tab that has just been (re)loaded or that turns to it.
 
-        It may show an answer that is being made, which `watch` follows. A turn that was stopped and that the server has
-        not yet written down is shown as it is known here.
+        It may show an answer that is being made, which `watch` follows. What the server has not written down of the
+        newest turn is shown as it is known here. Nothing changes while the server cannot be asked and nothing is known.
         """
         known = self._conversations.get(session_id)
         if known is not None and session_id in self._work:
@@ -110,14 +110,15 @@ class Chat:
         self._conversations.pop(session_id, None)
         try:
             conversation = Conversation(session_id, await self._client.turns(session_id))
-            if (missing := _missing(known, conversation)) is not None:
-                conversation.turns.append(missing)
+            _keep_unwritten(known, conversation)
             self._keep(conversation)
         except LoginNeededError:
             conversation = Conversation(session_id)  # nothing is shown to a key that is no longer valid
         except UIError:
             # The page's notice says what is wrong with the server; what is known is the right thing to show below it.
-            conversation = known or Conversation(session_id)
+            if known is None:
+                return Frame(is_busy=False)
+            conversation = known
         return _whole_page(conversation, question=None)
 
     async def watch(self, session_id: str, tab: str = "") -> AsyncGenerator[Frame]:
@@ -135,7 +136,8 @@ class Chat:
                     sources=after_answer_html(work.turn, work.index),
                 )
                 await asyncio.sleep(HEARTBEAT_S)
-            if self._watching.get(tab) == session_id and session_id not in self._work:
+            if self._watching.get(tab) == session_id:
+                # With another answer in the making, if there is one by now: the page watches that.
                 yield (
                     await self.restore(session_id) if conversation is None else _whole_page(conversation, question=None)
                 )
@@ -241,16 +243,15 @@ class Chat:
     async def leave(self, session_id: str, new_session_id: str, tab: str = "") -> Frame:
         """Turn from the conversation `session_id` to another one; the page of that.
 
-        An answer that this `tab` is waiting for is abandoned, and ends with that same page, so that the page is right
-        whichever frame comes last.
+        An answer that this `tab` is waiting for goes on while the tab is there, and is shown to whoever comes back.
         """
         is_watching = self._watching.pop(tab, None) is not None
+        work = self._work.get(session_id)
+        if work is not None and not is_watching and session_id != new_session_id:
+            work.is_left = True
         page = await self.restore(new_session_id)
-        work = None if is_watching else self._work.get(session_id)
-        if work is not None:
-            work.last_frame = page
-            work.stop()
-        return page
+        # Where nothing can be had of the other conversation, nothing of this one is shown under its name.
+        return _whole_page(Conversation(new_session_id), question=None) if page.live is None else page
 
     async def _conversation(self, session_id: str) -> Conversation:
         conversation = self._conversations.get(session_id)
@@ -300,6 +301,7 @@ class Chat:
     async def _run(self, conversation: Conversation, turn: Turn, options: Options) -> AsyncGenerator[Frame]:
         """Let the newest turn be answered, or its answer be continued."""
         session_id, is_new = conversation.session_id, not turn.answer
+        comes_after_open = any(earlier.is_open for earlier in conversation.turns[:-1])
         work = _Work(turn, len(conversation.turns) - 1, options)
         self._work[session_id] = work
         reader = asyncio.create_task(self._read(work, session_id))
@@ -319,8 +321,11 @@ class Chat:
                 turn.state = TurnState.STOPPED
             if self._work.get(session_id) is work:
                 del self._work[session_id]
-        if work.last_frame is not None:
-            yield work.last_frame
+        if work.is_left:
+            return
+        if comes_after_open or conversation.last is not turn:
+            # Another tab asked at the same time: its turn has gone on or come since this page was painted.
+            yield _whole_page(conversation, question=None)
             return
         # A question that the server did not take goes back into the box, to be mended or sent again.
         is_refused = turn.state is TurnState.FAILED and not turn.is_accepted
@@ -400,11 +405,20 @@ def _whole_page(conversation: Conversation, question: str | None) -> Frame:
     )
 
 
-def _missing(known: Conversation | None, kept: Conversation) -> Turn | None:
-    """The turn that was stopped here and that the server does not (yet) keep."""
-    if known is None or known.last is None or known.last.state is not TurnState.STOPPED:
-        return None
-    return known.last if len(kept.turns) == len(known.turns) - 1 else None
+def _keep_unwritten(known: Conversation | None, kept: Conversation) -> None:
+    """Put what is known here of the newest turn, which ended early, in the place of less that the server has of it.
+
+    It may not have written it down yet, or never will, where it was killed.
+    """
+    last = None if known is None else known.last
+    if known is None or last is None or not last.is_accepted or last.state not in (TurnState.STOPPED, TurnState.FAILED):
+        return
+    if len(kept.turns) == len(known.turns) - 1:
+        kept.turns.append(last)
+    elif len(kept.turns) == len(known.turns):
+        newest = kept.turns[-1]
+        if newest.question == last.question and newest.state is TurnState.UNFINISHED and last.answer:
+            kept.turns[-1] = last
 
 
 async def _progress(work: _Work, reader: "asyncio.Task[None]") -> AsyncGenerator[Frame]:
@@ -416,6 +430,9 @@ async def _progress(work: _Work, reader: "asyncio.Task[None]") -> AsyncGenerator
         work.wake.clear()
         if reader.done() or work.is_stopped:
             return
+        if work.is_left:
+            yield Frame()
+            continue
         has_new_sources = turn.sources is not shown_sources
         shown_sources = turn.sources
         yield Frame(

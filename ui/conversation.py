@@ -1,5 +1,6 @@
 """A conversation as the page shows it: turns with their answers and sources. Values only; nothing is drawn or sent."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -122,6 +123,7 @@ class TurnState(StrEnum):
     STREAMING = "streaming"
     DONE = "done"
     STOPPED = "stopped"  # by the person, or (read back from the server) in any way before its end
+    UNFINISHED = "unfinished"  # the server has no end of it: it was killed, or somebody else's answer is being made
     FAILED = "failed"
 
 
@@ -131,6 +133,7 @@ class Turn:
 
     `is_accepted`: the server has taken the question, so that it keeps (or will keep) this turn too. `position`: place
     in the queue while it waits. `statistics`: what the engine did, under the API's names. `model`: which one answered.
+    `key`: the turn's own in this process.
     """
 
     question: str
@@ -146,6 +149,7 @@ class Turn:
     model: str = ""
     feedback: Feedback | None = None
     position: int | None = None
+    key: int = field(default_factory=itertools.count().__next__)
 
     @property
     def is_open(self) -> bool:
@@ -171,7 +175,7 @@ class Turn:
             question=str(value["question"]),
             answer=str(value.get("answer") or ""),
             sources=[Source.from_json(source) for source in value.get("sources") or []],
-            state=TurnState.STOPPED if value.get("interrupted") else TurnState.DONE,
+            state=_state_of(value),
             is_accepted=True,
             grounding=Grounding.from_json(value.get("grounding")),
             finish_reason=str(value.get("finish_reason") or ""),
@@ -179,6 +183,12 @@ class Turn:
             model=str((value.get("statistics") or {}).get("model") or ""),
             feedback=Feedback.from_json(value.get("feedback")),
         )
+
+
+def _state_of(value: Mapping[str, Any]) -> TurnState:
+    if not value.get("interrupted"):
+        return TurnState.DONE
+    return TurnState.STOPPED if value.get("finish_reason") else TurnState.UNFINISHED
 
 
 def numbers(value: Any) -> dict[str, float]:

@@ -115,10 +115,14 @@ def _row(document: Document) -> str:
         + "".join(f'<td class="{kind}" data-label="{label}">{value}</td>' for label, kind, value in cells)
         + '<td class="actions">'
         + icon_button("download", f"Download {title}", "download-document")
-        + icon_button("retry", f"Read {title} again", "reingest-document")
-        + icon_button("delete", f"Delete {title}", "delete-document")
+        + (_changes_html(title) if document.is_own else "")
         + "</td></tr>"
     )
+
+
+def _changes_html(title: str) -> str:
+    again = icon_button("retry", f"Read {title} again", "reingest-document")
+    return again + icon_button("delete", f"Delete {title}", "delete-document")
 
 
 def size_text(size_bytes: int) -> str:

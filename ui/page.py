@@ -173,6 +173,8 @@ def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
         ask,
         inputs=[page.question, page.session_id, page.options],
         js="ragstone.asking",
+        # One of a conversation that was left may still be coming. That no question goes out twice the script sees to.
+        trigger_mode="multiple",
         api_name="ask",
         **making,
     )

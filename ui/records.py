@@ -47,7 +47,7 @@ class ConversationEntry:
 class Document:
     """One document of the knowledge base, as the table shows it. `added_at` is ISO 8601.
 
-    `is_private`: models on other machines are never shown its text.
+    `is_private`: models on other machines are never shown its text. `is_own`: the user may change it.
     """
 
     document_id: str
@@ -60,6 +60,7 @@ class Document:
     added_at: str = ""
     status: str = "ready"
     is_private: bool = False
+    is_own: bool = True
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Document":
@@ -75,6 +76,7 @@ class Document:
             added_at=str(value.get("added_at") or ""),
             status=str(value.get("status") or "ready"),
             is_private=bool(value.get("is_private", False)),
+            is_own=bool(value.get("is_own", True)),
         )
 
     @property

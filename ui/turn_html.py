@@ -55,10 +55,12 @@ def earlier_html(turns: Sequence[Turn]) -> str:
 def turn_html(turn: Turn, index: int, waited_s: float = 0.0) -> str:
     """Question and answer of turn `index`. `waited_s`: seconds since it was asked, while open."""
     edit = "" if turn.is_open else icon_button("edit", "Edit question", "edit")
+    # By which the script tells one answer in the making from the next, of whatever conversation.
+    key = f' data-key="{turn.key}"' if turn.is_open else ""
     return (
         f'<div class="question" data-testid="user" data-turn="{index}"><h3 class="sr-only">You</h3>'
         f'{edit}<div class="bubble" dir="auto">{text_html(turn.question)}</div></div>'
-        f'<div class="answer" data-testid="bot" data-turn="{index}" aria-busy="{str(turn.is_open).lower()}">'
+        f'<div class="answer" data-testid="bot" data-turn="{index}"{key} aria-busy="{str(turn.is_open).lower()}">'
         f'<h3 class="sr-only">Ragstone</h3>{_answer_body(turn, index, waited_s)}</div>'
     )
 
@@ -77,6 +79,8 @@ def _answer_body(turn: Turn, index: int, waited_s: float) -> str:
         )
     if turn.state is TurnState.STOPPED:
         parts.append('<p class="mark">(stopped)</p>')
+    if turn.state is TurnState.UNFINISHED:
+        parts.append('<p class="mark">(not finished: the server ended before the answer did, or is still at it)</p>')
     if turn.state is TurnState.DONE and turn.finish_reason == "length":
         parts.append('<p class="mark">The answer was cut at the longest length allowed.</p>')
     if turn.error:

@@ -27,7 +27,7 @@ from app.evaluation.records import Case
 
 FIELDS = ("question", "answer", "expected", "source", "answerable", "id", "rating")
 # Of exported feedback, for people.
-REMARKS = ("comment", "settings", "session_id", "index", "created_at")
+REMARKS = ("comment", "passages", "settings", "session_id", "index", "created_at")
 OTHER_NAMES = {"fact": "expected", "page": "source"}
 MAX_FAULTS_SHOWN = 10
 _WRITE_EXPECTED = "write what is right into their lines as `expected`"

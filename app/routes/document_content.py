@@ -190,13 +190,8 @@ def create_router(services: Services) -> APIRouter:
     async def reingest(user: CurrentUser, document_id: DocumentId) -> ReingestResult:
         """Reads the file anew, as after an upgrade that reads it better. The old version answers meanwhile."""
         services.require_ready()
-        document = await find_document(services, user, document_id)
-        knowledge_base = services.knowledge_base
-        if not await asyncio.to_thread(knowledge_base.owns, document_id, user):
-            raise ConflictError(
-                f"{document.source!r} is shared with you by somebody else, who alone may change it", field="document_id"
-            )
-        result = await asyncio.to_thread(knowledge_base.reingest, document, user)
+        document = await find_own_document(services, user, document_id)
+        result = await asyncio.to_thread(services.knowledge_base.reingest, document, user)
         if result is None:
             raise OriginalMissingError(document)
         return ReingestResult(
@@ -216,6 +211,16 @@ async def find_document(services: Services, user: str, document_id: str) -> Docu
     if document is None:
         raise NotFoundError(
             f"there is no document {document_id!r}; GET /api/v1/documents lists them", field="document_id"
+        )
+    return document
+
+
+async def find_own_document(services: Services, user: str, document_id: str) -> DocumentInfo:
+    """A document that the user may change. Raises NotFoundError, ConflictError."""
+    document = await find_document(services, user, document_id)
+    if not document.is_own:
+        raise ConflictError(
+            f"{document.source!r} is shared with you by somebody else, who alone may change it", field="document_id"
         )
     return document
 

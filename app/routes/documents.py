@@ -13,11 +13,11 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
-from app.errors import NotFoundError, RequestError
+from app.errors import RequestError
 from app.ingestion_jobs import JobFile
 from app.private_documents import is_private_document, require_documents_stay
 from app.routes.access import CurrentUser
-from app.routes.document_content import DocumentId, find_document
+from app.routes.document_content import DocumentId, find_document, find_own_document
 from app.routes.uploads import Upload, read_form, upload_folder
 from app.services import DEFAULT_COLLECTION, Services
 from retrieval.records import DocumentInfo
@@ -112,6 +112,7 @@ DOCUMENT_EXAMPLE: dict[str, Any] = {
     "added_at": "2026-11-30T12:00:00Z",
     "status": "ready",
     "is_private": False,
+    "is_own": True,
 }
 
 
@@ -119,7 +120,7 @@ class DocumentEntry(BaseModel):
     """One document of the knowledge base; `num_pages` is 0 where there are no pages.
 
     `is_private`: its text is shown to models of this machine only, by what was said when it was put in, by its file's
-    front matter, or by its collection.
+    front matter, or by its collection. `is_own`: the user may change it; somebody else shares it otherwise.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [DOCUMENT_EXAMPLE]})
@@ -134,16 +135,16 @@ class DocumentEntry(BaseModel):
     added_at: datetime
     status: str
     is_private: bool
+    is_own: bool
 
 
 class DocumentDetail(DocumentEntry):
-    """One document; `is_own`: the user may change it."""
+    """One document, with what its file says of itself."""
 
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                DOCUMENT_EXAMPLE
-                | {"content_hash": "9f86d0818…", "version": 1, "metadata": {}, "has_original": True, "is_own": True}
+                DOCUMENT_EXAMPLE | {"content_hash": "9f86d0818…", "version": 1, "metadata": {}, "has_original": True}
             ]
         }
     )
@@ -152,7 +153,6 @@ class DocumentDetail(DocumentEntry):
     version: int
     metadata: dict[str, Any]
     has_original: bool
-    is_own: bool
 
 
 class DocumentList(BaseModel):
@@ -240,23 +240,19 @@ def create_router(services: Services) -> APIRouter:
     async def read_document(user: CurrentUser, document_id: DocumentId) -> DocumentDetail:
         """One document, with what its file says of itself and whether that file is kept."""
         document = await find_document(services, user, document_id)
-        knowledge_base = services.knowledge_base
         return DocumentDetail(
             **entry_of(document).model_dump(),
             content_hash=document.content_hash,
             version=document.version,
             metadata=dict(document.metadata),
-            has_original=await asyncio.to_thread(knowledge_base.original, document) is not None,
-            is_own=await asyncio.to_thread(knowledge_base.owns, document_id, user),
+            has_original=await asyncio.to_thread(services.knowledge_base.original, document) is not None,
         )
 
     @router.delete("/{document_id}", status_code=204)
     async def delete_document(user: CurrentUser, document_id: DocumentId) -> Response:
         """Drops a document: it is found no more from now on."""
-        if not await asyncio.to_thread(services.knowledge_base.delete_document, document_id, user):
-            raise NotFoundError(
-                f"there is no document {document_id!r}; GET /api/v1/documents lists them", field="document_id"
-            )
+        await find_own_document(services, user, document_id)
+        await asyncio.to_thread(services.knowledge_base.delete_document, document_id, user)
         return Response(status_code=204)
 
     return router

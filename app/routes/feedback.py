@@ -41,8 +41,9 @@ class NewFeedback(CheckedBody):
 class RatedAnswer(BaseModel):
     """An answer with feedback. A line of the JSONL export is one of these, and a case for `ragstone eval`.
 
-    `source` holds the titles of the documents that it draws on. An answer that is rated down is no right one: such a
-    line is passed over by `ragstone eval` until the right answer is written into it as `expected`.
+    `source` holds the titles of the documents that it draws on, `passages` all that it was given. An answer that is
+    rated down is no right one: such a line is passed over by `ragstone eval` until the right answer is written into it
+    as `expected`.
     """
 
     model_config = ConfigDict(
@@ -56,6 +57,16 @@ class RatedAnswer(BaseModel):
                     "answerable": True,
                     "rating": "up",
                     "comment": None,
+                    "passages": [
+                        {
+                            "n": 1,
+                            "document_id": "0d8c8a4f",
+                            "title": "Latency",
+                            "page": None,
+                            "heading": "TTFT",
+                            "text": "…",
+                        }
+                    ],
                     "settings": {"model": "smollm2-135m-instruct", "temperature": 0.0},
                     "session_id": "my-chat",
                     "index": 0,
@@ -72,6 +83,7 @@ class RatedAnswer(BaseModel):
     answerable: bool
     rating: Literal["up", "down"]
     comment: str | None
+    passages: Sequence[dict[str, Any]]
     settings: dict[str, Any] | None
     session_id: str
     index: int
@@ -143,6 +155,7 @@ def rated_answer(session_id: str, turn: Turn) -> RatedAnswer:
         answerable=answerable,
         rating=turn.feedback.rating,
         comment=turn.feedback.comment,
+        passages=turn.sources,
         settings=turn.settings,
         session_id=session_id,
         index=turn.index,

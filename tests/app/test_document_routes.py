@@ -293,6 +293,9 @@ def test_a_shared_document_is_read_by_others_and_changed_by_its_owner_alone(serv
     assert server.client.get(path).json()["is_own"] is False
     assert server.client.get(f"{path}/original").status_code == 200
     assert server.client.post(f"{path}/reingest").status_code == 409
-    assert server.client.delete(path).status_code == 404
+    refused = server.client.delete(path)
+    assert (refused.status_code, "shared with you by somebody else" in refused.text) == (409, True)
+    listed = server.client.get(DOCUMENTS, params={"collection": "theirs"}).json()["documents"]
+    assert [entry["is_own"] for entry in listed] == [False]
     assert server.client.delete(f"{COLLECTIONS}/theirs").status_code == 404
     knowledge_base.delete_collection("theirs", owner="ada")

@@ -43,6 +43,8 @@ def test_the_export_is_read_by_ragstone_eval(rated, tmp_path):
     assert (first["question"], first["answer"], first["source"]) == ("What rolls?", "The gurney rolls.", ["TTFT"])
     assert (second["rating"], second["comment"]) == ("down", "It rolls as well.")
     assert second["settings"]["model"] == "scripted"
+    assert [passage["title"] for passage in first["passages"]] == ["TTFT"]
+    assert {"document_id", "page", "heading", "text"} <= first["passages"][0].keys()
     path = tmp_path / "feedback.jsonl"
     path.write_bytes(response.content)
     cases = read_cases(path)

@@ -51,21 +51,24 @@ async def test_closing_the_tab_closes_the_connection_within_a_second(
     await within(FREED_WITHIN_S, seconds_until_closed)
 
 
-async def test_new_conversation_in_mid_answer_abandons_it_and_shows_none_of_it(
+async def test_answer_of_a_conversation_that_is_left_goes_on_unseen_and_is_there_on_return(
     scripted_chat: ChatPage, script: FakeApi
 ) -> None:
-    script.script = PHASES["streaming"]
+    script.script = Script(pieces=["word "] * 120, pause_s=0.05)
     await scripted_chat.ask("Why?")
     await scripted_chat.wait_for_answer_text("word word")
     await scripted_chat.press("New conversation")
     await expect(scripted_chat.page.get_by_role("heading", name="Ask your documents")).to_be_visible()
-    await until_open(script, 0)
-    await asyncio.sleep(1)
-    await expect(scripted_chat.answers).to_have_count(0)
     script.script = Script(pieces=["fresh"])
     await scripted_chat.ask("And now?")
     assert "fresh" in await scripted_chat.answered()
+    await expect(scripted_chat.answers).to_have_count(1)
+    assert script.num_open == 1
+    await scripted_chat.page.locator("#conversation-list").get_by_text("Why?").click()
+    await scripted_chat.wait_for_answer_text("word word")
+    assert (await scripted_chat.answered()).count("word") == 120
     assert script.asked[0][0] != script.asked[1][0]
+    assert script.closed_early_at == []
 
 
 async def test_too_long_question_is_refused_in_words_and_stays_in_the_box(

@@ -225,6 +225,7 @@ class FakeApi:
         # Those of the test that asked: an answer may end after the next one's `reset`.
         turns, titles = self.turns, self.titles
         answer, is_whole = "", False
+        titles.setdefault(session_id, question)
         try:
             yield _event("metadata", {"run_id": "0"})
             await asyncio.sleep(script.before_sources_s)
@@ -249,7 +250,6 @@ class FakeApi:
         finally:
             self.num_open -= 1
             kept = turns.setdefault(session_id, [])
-            titles.setdefault(session_id, question)
             if continues:
                 answer = kept.pop()["answer"] + answer
             kept.append(
@@ -280,8 +280,10 @@ class FakeApi:
 
     async def _conversations(self, query: str = "") -> Response:
         entries = []
-        for session_id, turns in reversed(self.turns.items()):
-            title = self.titles[session_id]
+        for session_id, title in reversed(self.titles.items()):
+            turns = self.turns.get(session_id, [])
+            if session_id in self.deleted:
+                continue
             if query.casefold() in title.casefold() or any(query in turn["answer"] for turn in turns):
                 entry = {"session_id": session_id, "title": title, "num_turns": len(turns)}
                 snippet = turns[-1]["answer"][:60] if query and turns else None

@@ -315,6 +315,64 @@ async def test_another_tab_shows_the_answer_as_it_grows_and_may_leave_without_en
     assert api.closed_early_at == []
 
 
+async def test_answer_that_its_tab_has_left_goes_on_and_paints_nothing(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(pieces=["word "] * 60, pause_s=0.02)
+    asking = chat.ask("q", "s")
+    await begun(asking)
+    assert (await chat.leave("s", "new")).live == ""
+    rest = asyncio.create_task(frames_of(asking))
+    page = await chat.leave("new", "s")
+    assert page.is_busy is True
+    assert "word" in (page.live or "")
+    watched = page_of(await frames_of(chat.watch("s")))
+    assert "word " * 59 in (watched.live or "")
+    assert {(frame.live, frame.is_busy) for frame in await rest} == {(None, None)}
+    assert api.closed_early_at == []
+
+
+async def test_closing_the_tab_ends_an_answer_that_it_had_left(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(pieces=["word "] * 1000, pause_s=0.02)
+    asking = chat.ask("q", "s")
+    await begun(asking)
+    await chat.leave("s", "new")
+    await anext(asking)
+    await asking.aclose()
+    await until(lambda: api.num_open == 0, "the connection is still open")
+
+
+async def test_two_tabs_that_ask_at_once_show_both_turns_in_the_end(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(pieces=["first "] * 5, pause_s=0.05)
+    first = asyncio.create_task(frames_of(chat.ask("one", "s")))
+    await asyncio.sleep(0.1)
+    api.script = Script(pieces=["second "] * 10, pause_s=0.1)
+    second = page_of(await frames_of(chat.ask("two", "s")))
+    one = page_of(await first)
+    # The first tab is left with the other's answer in the making, which the page watches from there.
+    assert (one.is_busy, "two" in (one.live or ""), "first first" in (one.earlier or "")) == (True, True, True)
+    assert "first first" in (second.earlier or "")
+    assert "Searching" not in (second.earlier or "")
+    assert "second second" in (second.live or "")
+    assert second.is_busy is False
+
+
+async def test_page_stays_as_it_is_while_the_server_cannot_be_asked() -> None:
+    chat = Chat(ApiClient("http://127.0.0.1:9"))  # the port of a service that nobody runs
+    page = await chat.restore("s")
+    assert (page.live, page.earlier, page.has_turns) == (None, None, None)
+    assert (await chat.leave("s", "other")).live == ""
+
+
+async def test_what_a_killed_server_did_not_write_down_is_shown_as_it_is_known_here(chat: Chat, api: FakeApi) -> None:
+    api.script = Script(pieces=["word "] * 20, breaks_off=True)
+    await frames_of(chat.ask("q", "s"))
+    api.turns["s"][0] |= {"answer": "", "sources": [], "interrupted": True, "finish_reason": None}
+    page = await chat.restore("s")
+    assert "word word" in (page.live or "")
+    assert 'role="alert"' in (page.live or "")
+    chat.forget("s")
+    assert "(not finished" in ((await chat.restore("s")).live or "")
+
+
 async def test_stopped_turn_that_the_server_has_not_yet_written_down_is_shown_meanwhile(
     chat: Chat, api: FakeApi
 ) -> None:

@@ -95,12 +95,14 @@ async def test_conversation_is_read_back_with_interrupted_turns_marked(client: A
     assert await client.turns("unknown/../..") == []
     api.turns["s"] = [
         {"index": 0, "question": "a", "answer": "b", "sources": SOURCES[:1], "interrupted": False},
-        {"index": 1, "question": "c", "answer": "d", "sources": None, "interrupted": True},
+        {"index": 1, "question": "c", "answer": "d", "sources": None, "interrupted": True, "finish_reason": "abort"},
+        {"index": 2, "question": "e", "answer": "", "sources": None, "interrupted": True, "finish_reason": None},
     ]
     turns = await client.turns("s")
     assert [(turn.question, turn.answer, turn.state) for turn in turns] == [
         ("a", "b", TurnState.DONE),
         ("c", "d", TurnState.STOPPED),
+        ("e", "", TurnState.UNFINISHED),
     ]
     assert turns[0].sources == [Source.from_json(SOURCES[0])]
 

@@ -15,15 +15,21 @@
   setCurrent(current);
 
   ragstone.conversation = () => [current];
+  // Gradio sends every press: a question that goes out twice, or while this tab's own answer comes, is none.
+  const TWICE_MS = 1000;
+  let asked = { text: '', at: -TWICE_MS };
   ragstone.asking = (question) => {
-    follows = isAsker = true;
+    const isTwice = question === asked.text && performance.now() - asked.at < TWICE_MS;
+    if (isTwice || (isAsker && busyTurn() !== null)) return ['', current, ragstone.options()];
+    asked = { text: question, at: performance.now() };
+    follows = isAsker = isAsking = true;
     return [question, current, ragstone.options()];
   };
   ragstone.stopping = () => [current];
   ragstone.show = (id) => {
     if (ragstone.view) ragstone.view('chat');
     const leaving = current;
-    isAsker = false;
+    isAsker = isAsking = false;
     setCurrent(id);
     opened.clear();
     follows = true;
@@ -37,10 +43,13 @@
   };
   on('new', () => ragstone.startNew());
 
-  // Whether the answer that is being made is this tab's own. Another one is watched.
+  // Whether the answer that is being made is this tab's own. Another one is watched. `isAsking`: its own has yet to come.
   let isAsker = false;
+  let isAsking = false;
+  const busyTurn = () => [...byId('transcript').querySelectorAll('[aria-busy=true]')].at(-1)?.dataset.key ?? null;
   const command = (kind, more = {}) => {
-    follows = isAsker = true;
+    follows = true;
+    isAsker = isAsking = kind !== 'watch';
     send('command', { kind, session_id: current, options: ragstone.options(), text: '', index: -1, ...more });
   };
   on('example', (button) => command('ask', { text: button.textContent }));
@@ -237,21 +246,28 @@
   ready(() => {
     const transcript = byId('transcript');
     const follow = watchScrolling(transcript);
-    let isBusy = false;
+    let busy = null;
     new MutationObserver(() => {
       reopen();
       follow();
-      const busyNow = Boolean(transcript.querySelector('[aria-busy=true]'));
-      if (busyNow !== isBusy) {
+      const busyNow = busyTurn();
+      if (busyNow !== busy) {
         document.dispatchEvent(new CustomEvent('ragstone:turn'));
-        if (busyNow && !isAsker) command('watch');
-        if (!busyNow) isAsker = false;
+        isAsker = busyNow !== null && isAsking;
+        isAsking = false;
+        if (busyNow !== null && !isAsker) command('watch');
         // The buttons to send, stop, retry and continue come and go with the answer.
         keepFocus(questionBox, FOCUS_AFTER_MS);
       }
-      isBusy = busyNow;
+      busy = busyNow;
       if (transcript.querySelector('[data-code=login]')) document.dispatchEvent(new CustomEvent('ragstone:login'));
     }).observe(transcript, { childList: true, subtree: true, characterData: true });
     keepDraft();
+  });
+
+  // What the page shows may be of before the server went, or nothing, as it could not be asked.
+  document.addEventListener('ragstone:back', () => {
+    isAsker = isAsking = false;
+    send('opening', { leaving: current, session_id: current });
   });
 })();

@@ -109,7 +109,9 @@
     let seen;
     try {
       seen = await call('GET', 'health');
+      delete document.body.dataset.connection;
     } catch {
+      document.body.dataset.connection = 'lost';
       seen = {
         is_ready: false,
         status: '<span class="status bad" role="status"><span class="dot" aria-hidden="true"></span>No connection</span>',
@@ -117,6 +119,7 @@
       };
     }
     for (const name of ['status', 'notice']) if (byId(name).innerHTML !== seen[name]) byId(name).innerHTML = seen[name];
+    if (seen.is_ready && wasReady === false) document.dispatchEvent(new CustomEvent('ragstone:back'));
     if (seen.is_ready && wasReady !== true) document.dispatchEvent(new CustomEvent('ragstone:ready'));
     wasReady = seen.is_ready;
   };
