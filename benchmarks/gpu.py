@@ -132,7 +132,7 @@ def kernels(bench: Bench) -> list[dict[str, Any]]:
     for case in cases(bench.device, bench.dtype, bench.dry_run):
         if not bench.has_time(case.name):
             continue
-        out, expected = case.run().double(), case.expected().double()
+        out, expected = case.result().double(), case.expected().double()
         error = float((out - expected).norm() / expected.norm().clamp(min=1e-30))
         seconds = bench.timed(case.run)
         row: dict[str, Any] = {

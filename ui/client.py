@@ -4,6 +4,7 @@ Every method raises one of `ui.errors` with a sentence that can be shown as it i
 """
 
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -355,6 +356,15 @@ def _stream_error_message(data: str) -> str:
     return str(message) or "The server failed while it answered and gave no reason."
 
 
+def _for_people(code: str, message: str) -> str:
+    if code == "input_too_long" and (counts := re.search(r"([\d,]+) characters; at most ([\d,]+) ", message)):
+        return (
+            f"This question has {counts[1]} characters; the server takes {counts[2]}. Shorten it, or add the long text "
+            "to your documents and ask about it."
+        )
+    return _FOR_PEOPLE.get(code, message)
+
+
 def _refusal(response: httpx.Response) -> UIError:
     """The error for a reply with a status of 400 or more, in the server's own words where it has any."""
     error = _error_body(response)
@@ -366,7 +376,7 @@ def _refusal(response: httpx.Response) -> UIError:
     kind = {401: LoginNeededError, 404: NotFoundError}.get(response.status_code, RequestRefusedError)
     code, field = error.get("code"), error.get("field")
     return kind(
-        _FOR_PEOPLE.get(str(code), message),
+        _for_people(str(code), message),
         status=response.status_code,
         code=None if code is None else str(code),
         field=None if field is None else str(field),

@@ -145,9 +145,12 @@ def _tools_html(turn: Turn, index: int, is_last: bool) -> str:
     if turn.answer and turn.is_accepted:
         given = turn.feedback.rating if turn.feedback is not None else ""
         comment = text_html(turn.feedback.comment) if turn.feedback is not None else ""
+        comment_label = "Change your comment" if comment else "Add a comment"
         for rating, label in (("up", "Good answer"), ("down", "Bad answer")):
-            extra = f'data-rating="{rating}" data-comment="{comment}" aria-pressed="{str(given == rating).lower()}"'
+            extra = f'data-rating="{rating}" aria-pressed="{str(given == rating).lower()}"'
             buttons.append(icon_button(rating, label, "rate", extra))
+        hidden = "" if given else " hidden"
+        buttons.append(icon_button("chat", comment_label, "comment", f'data-comment="{comment}"{hidden}'))
     return f'<div class="tools" data-turn="{index}">{"".join(buttons)}</div>' if buttons else ""
 
 

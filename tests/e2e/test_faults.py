@@ -7,6 +7,7 @@ import time
 import pytest
 from playwright.async_api import BrowserContext, expect
 
+from app.errors import InputTooLongError
 from tests.e2e.chat_page import PATIENCE_MS, ChatPage
 from tests.e2e.timing import within
 from tests.ui.fake_api import FakeApi, Script
@@ -74,10 +75,13 @@ async def test_answer_of_a_conversation_that_is_left_goes_on_unseen_and_is_there
 async def test_too_long_question_is_refused_in_words_and_stays_in_the_box(
     scripted_chat: ChatPage, script: FakeApi
 ) -> None:
-    script.script = Script(refuse=(413, {"error": {"code": "input_too_long", "message": "at most 20,000 characters"}}))
-    await scripted_chat.ask("a long question")
-    assert "at most 20,000 characters" in await scripted_chat.answered()
-    await expect(scripted_chat.question).to_have_value("a long question")
+    error = InputTooLongError(given=24_000, limit=20_000, field="input.input")
+    script.script = Script(refuse=(413, {"error": {"code": error.code, "message": str(error)}}))
+    question = "a long question " * 1500
+    await scripted_chat.ask(question)
+    assert "24,000 characters; the server takes 20,000" in await scripted_chat.answered()
+    await expect(scripted_chat.page.get_by_role("alert")).to_be_in_viewport(ratio=1)
+    await expect(scripted_chat.question).to_have_value(question.strip())
 
 
 async def test_answer_that_breaks_off_keeps_its_part(scripted_chat: ChatPage, script: FakeApi) -> None:

@@ -144,6 +144,8 @@ async def test_settings_and_documents_are_reached_by_keyboard(
     await keys.press("Enter")
     await chat.tab_to("Delete by keyboard.txt")
     await keys.press("Enter")
+    await chat.has_focus("Cancel")
+    await keys.press("Tab")
     await chat.has_focus("Delete")
     await keys.press("Enter")
     await expect(chat.page.get_by_text("No documents here yet")).to_be_visible()

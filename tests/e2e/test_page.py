@@ -219,6 +219,34 @@ async def test_what_the_documents_do_not_hold_is_a_state_of_its_own_and_can_be_r
     ]
     await chat.page.reload()
     await expect(chat.page.get_by_role("button", name="Bad answer")).to_have_attribute("aria-pressed", "true")
+    await chat.press("Change your comment")
+    await expect(chat.dialog.get_by_label("Comment")).to_have_value("It is in the appendix.")
+    await chat.dialog.get_by_label("Comment").fill("It is on page 3.")
+    await chat.press("Save")
+    await expect(chat.dialog).to_have_count(0)
+    assert script.feedback[-1]["comment"] == "It is on page 3."
+    await chat.press("Bad answer")
+    await expect(chat.page.get_by_role("button", name="your comment")).to_have_count(0)
+
+
+async def test_question_is_edited_in_sight_at_the_end_of_the_page_and_dropping_turns_takes_more_than_enter(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    script.script = Script(pieces=["A line.\n\n" * 12])
+    for question in ("first", "second"):
+        await chat.ask(question)
+        await chat.answered()
+    await chat.page.get_by_role("button", name="Edit question").last.click()
+    await expect(chat.page.get_by_label("Edited question")).to_be_in_viewport(ratio=1)
+    await chat.page.keyboard.press("Escape")
+    await chat.page.get_by_role("button", name="Edit question").first.click()
+    await chat.page.get_by_label("Edited question").fill("another")
+    await chat.page.keyboard.press("Enter")
+    await expect(chat.dialog.get_by_role("button", name="Cancel")).to_be_focused()
+    await chat.page.keyboard.press("Enter")
+    await expect(chat.dialog).to_have_count(0)
+    await expect(chat.answers).to_have_count(2)
 
 
 async def test_settings_and_collections_go_with_the_question_and_are_remembered(

@@ -207,10 +207,10 @@ def test_tools_fit_the_state_of_the_turn() -> None:
         return re.findall(r'data-act="(\w+)"', after_answer_html(turn, 0, is_last=is_last))
 
     done = Turn("q", "a", None, TurnState.DONE, is_accepted=True)
-    assert tools(done) == ["copy", "retry", "rate", "rate"]
-    assert tools(done, is_last=False) == ["copy", "rate", "rate"]
+    assert tools(done) == ["copy", "retry", "rate", "rate", "comment"]
+    assert tools(done, is_last=False) == ["copy", "rate", "rate", "comment"]
     cut = Turn("q", "a", None, TurnState.DONE, is_accepted=True, finish_reason="length")
-    assert tools(cut) == ["continue", "copy", "retry", "rate", "rate"]
+    assert tools(cut) == ["continue", "copy", "retry", "rate", "rate", "comment"]
     assert tools(Turn("q", "a", None, TurnState.STOPPED))[0] == "continue"
     assert tools(Turn("q", "", None, TurnState.FAILED, "refused")) == ["retry"]
     assert tools(Turn("q", "a", None, TurnState.STREAMING)) == []

@@ -91,9 +91,11 @@
       command('edit', { index, text });
       questionBox()?.focus();
     });
+    follows = false; // not the end is looked at now
     bubble.hidden = button.hidden = true;
     question.append(form);
-    area.focus();
+    area.focus({ preventScroll: true });
+    form.scrollIntoView({ block: 'center' });
   });
 
   // ── answers ──
@@ -144,23 +146,31 @@
     const index = Number(tools.dataset.turn);
     const wasGiven = button.getAttribute('aria-pressed') === 'true';
     const rating = wasGiven ? '' : button.dataset.rating;
-    const mark = (value) => {
-      for (const other of tools.querySelectorAll('[data-rating]')) other.setAttribute('aria-pressed', String(other.dataset.rating === value));
-    };
-    const rate = (comment) => call('PUT', 'feedback', { session_id: current, index, rating, comment });
-    const isKept = await attempt(async () => { await rate(''); return true; });
-    if (!isKept) return;
-    mark(rating);
-    if (!rating) return;
-    toast('Thank you. It is kept with the answer.', {
-      label: 'Add a comment',
-      action: async () => {
-        const comment = await ask({
-          title: rating === 'up' ? 'What was good?' : 'What was wrong?', field: 'Comment', value: button.dataset.comment, isLong: true, ok: 'Save', check: rate,
-        });
-        if (comment !== null) button.dataset.comment = comment;
-      },
+    const isKept = await attempt(async () => {
+      await call('PUT', 'feedback', { session_id: current, index, rating, comment: '' });
+      return true;
     });
+    if (!isKept) return;
+    for (const other of tools.querySelectorAll('[data-rating]')) other.setAttribute('aria-pressed', String(other.dataset.rating === rating));
+    showComment(tools, '').hidden = !rating;
+    if (rating) toast('Thank you. It is kept with the answer.');
+  });
+  const showComment = (tools, comment) => {
+    const button = tools.querySelector('[data-act=comment]');
+    button.dataset.comment = comment;
+    button.title = comment ? 'Change your comment' : 'Add a comment';
+    button.setAttribute('aria-label', button.title);
+    return button;
+  };
+  on('comment', async (button) => {
+    const tools = button.closest('.tools');
+    const [index, session_id] = [Number(tools.dataset.turn), current];
+    const { rating } = tools.querySelector('[aria-pressed=true]').dataset;
+    const comment = await ask({
+      title: rating === 'up' ? 'What was good?' : 'What was wrong?', field: 'Comment', value: button.dataset.comment, isLong: true, ok: 'Save',
+      check: (text) => call('PUT', 'feedback', { session_id, index, rating, comment: text }),
+    });
+    if (comment !== null) showComment(tools, comment);
   });
 
   // ── earlier turns, fetched when somebody scrolls up to where they begin ──
@@ -262,6 +272,8 @@
       busy = busyNow;
       if (transcript.querySelector('[data-code=login]')) document.dispatchEvent(new CustomEvent('ragstone:login'));
     }).observe(transcript, { childList: true, subtree: true, characterData: true });
+    // A question that is refused goes back into its box, which grows over the reason.
+    new ResizeObserver(follow).observe(transcript);
     keepDraft();
   });
 

@@ -134,7 +134,8 @@ window.ragstone = (() => {
       };
       dialog.onclose = () => resolve(given);
       dialog.showModal();
-      (field ? box : submit).focus();
+      // Who pressed Enter twice has not said yes to what cannot be undone.
+      (field ? box : isDanger ? dialog.querySelector('[data-act=dialog-cancel]') : submit).focus();
       if (field) box.select();
     });
   on('dialog-cancel', (button) => button.closest('dialog').close());

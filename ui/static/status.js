@@ -109,6 +109,7 @@
     try {
       const now = await call('GET', 'metrics');
       isRefused = false;
+      byId('plots').hidden = false;
       samples.push({ ...now, at: performance.now() });
       while (samples[0].at < samples.at(-1).at - SPAN_MS) samples.shift();
       byId('status-model').textContent = `${now.model ? `${now.model}: what` : 'What'} the engine is doing, every two seconds while this page is open.`;
@@ -117,7 +118,9 @@
     } catch (error) {
       // Of a server that is gone, the notice tells.
       isRefused = error.status === 403 || error.status === 401;
-      if (error.status === 403) byId('status-model').textContent = `${error.message}.`;
+      if (error.status !== 403) return;
+      byId('plots').hidden = true;
+      byId('status-model').textContent = 'What the engine is doing is shown to API keys that may read metrics; yours may not. Whoever runs this server can give you one.';
     }
   };
   ready(() => {
