@@ -4,7 +4,9 @@
 
 Without names, all parts are run. `ceiling` puts a fake model behind the routes, which is never slower than they are;
 the others load the model of the settings. Clients are another process, which the server goes before, and read bytes
-without parsing what is in them. Rates count the tokens that the replies say they have.
+without parsing what is in them. Rates count the tokens that the replies say they have. The engine alone is asked as
+each route asks it: /chat puts a system prompt before the question, samples as the settings say, and ends where the
+model does.
 """
 
 import argparse
@@ -87,8 +89,8 @@ def _chunks_per_s(port: int, request: Callable[[], Request]) -> float:
     return max(rates[1:])
 
 
-def _engine_alone() -> tuple[float, float]:
-    """Seconds to the first token of a request alone, and tokens a second of STREAMS at once, in this process."""
+def _engine_alone() -> dict[str, tuple[float, float]]:
+    """For each route, asked as that asks: seconds to a first token alone, and tokens a second of STREAMS at once."""
     from app.engines.in_process import InProcessEngineClient, engine_config
     from app.engines.request import EngineRequest
     from app.models import resolve
@@ -99,28 +101,39 @@ def _engine_alone() -> tuple[float, float]:
     engine = AsyncEngine(engine_config(settings, resolve(settings.model, settings)))
     engine.start()
     client = InProcessEngineClient(engine, model_name=settings.model)
+    question = {"role": "user", "content": QUESTION}
+    # A turn is asked below the system prompt, with the settings' sampling, and ends where the model ends it.
+    sampling = ("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "seed")
+    chosen = {name: value for name in sampling if (value := getattr(settings, name)) is not None}
+    requests = {
+        "/v1": ([question], {"temperature": 0.0, "ignore_eos": True}),
+        "/chat/stream": ([{"role": "system", "content": settings.system_prompt}, question], chosen),
+    }
 
-    async def one() -> float:
-        started, first = time.perf_counter(), 0.0
-        params = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
-        messages = [{"role": "user", "content": QUESTION}]
-        async for delta in client.stream(EngineRequest(messages=messages, params=params)):
+    async def one(route: str) -> tuple[float, int]:
+        started, first, num_tokens = time.perf_counter(), 0.0, 0
+        messages, params = requests[route]
+        async for delta in client.stream(EngineRequest(messages=messages, params={**params, "max_tokens": NUM_TOKENS})):
+            num_tokens += len(delta.token_ids)
             if delta.token_ids and not first:
                 first = time.perf_counter() - started
-        return first
+        return first, num_tokens
 
-    async def measured() -> tuple[float, float]:
-        await one()
-        first = statistics.median([await one() for _ in range(ALONE)])
+    async def measured(route: str) -> tuple[float, float]:
+        await one(route)
+        first = statistics.median([(await one(route))[0] for _ in range(ALONE)])
         rates = []
         for _ in range(ROUNDS):
             started = time.perf_counter()
-            await asyncio.gather(*(one() for _ in range(STREAMS)))
-            rates.append(STREAMS * NUM_TOKENS / (time.perf_counter() - started))
+            answers = await asyncio.gather(*(one(route) for _ in range(STREAMS)))
+            rates.append(sum(num_tokens for _, num_tokens in answers) / (time.perf_counter() - started))
         return first, statistics.median(rates)
 
+    async def all_routes() -> dict[str, tuple[float, float]]:
+        return {route: await measured(route) for route in ROUTES}
+
     try:
-        return asyncio.run(measured())
+        return asyncio.run(all_routes())
     finally:
         engine.shutdown()
 
@@ -141,9 +154,11 @@ def overhead(mode: str, model: str) -> dict[str, Any]:
             first = statistics.median(times.first_text for times in alone)
             found[route] = (first, statistics.median(rates))
     after = _engine_alone()
-    first, rate = (statistics.mean(pair) for pair in zip(before, after, strict=True))
-    figures: dict[str, Any] = {"engine: first token (ms)": 1000 * first, f"engine: tokens/s of {STREAMS}": rate}
+    figures: dict[str, Any] = {}
     for route, (its_first, its_rate) in found.items():
+        first, rate = (statistics.mean(pair) for pair in zip(before[route], after[route], strict=True))
+        figures[f"engine, asked as by {route}: first token (ms)"] = 1000 * first
+        figures[f"engine, asked as by {route}: tokens/s of {STREAMS}"] = rate
         figures[f"{route}: first token over the engine's (ms)"] = 1000 * (its_first - first)
         figures[f"{route}: share of the engine's tokens/s"] = its_rate / rate
     return figures
