@@ -24,6 +24,10 @@ NUM_PROBES = 2
 FEW_TOKENS = 4
 # As many plain steps on end mean that nothing is being read any more.
 CALM_STEPS = 8
+# Where so many times more answers advance than when it was calm, a step takes longer for that alone: after a few mixed
+# steps plain ones are made, and theirs is the time to compare with.
+CROWDED = 1.5
+MIXED_STEPS_OF_A_CROWD = 8
 
 
 class StepCost:
@@ -38,6 +42,7 @@ class StepCost:
         self.least = min(least, most)
         self._plain_steps: deque[float] = deque(maxlen=NUM_PLAIN_STEPS)
         self._calm_s: float | None = None
+        self._calm_answers = 0
         self._prices: deque[float] = deque(maxlen=NUM_PRICES)
         self._mixed_steps = 0
         self._plain_run = 0
@@ -91,12 +96,20 @@ class StepCost:
                 self._plain_steps.clear()  # they are from long ago, and perhaps of another batch
             self._plain_steps.append(seconds)
             self._plain_run += 1
+            if (
+                self._calm_s is not None
+                and num_decoding >= CROWDED * self._calm_answers
+                and self._plain_run >= NUM_PROBES
+            ):
+                self._calm_s, self._calm_answers = max(self._calm_s, min(self._plain_steps)), num_decoding
             if self._plain_run >= (NUM_PROBES if self._mixed_steps >= MAX_MIXED_STEPS else 1):
                 self._mixed_steps = 0
             return
         if self._calm_s is None or self._plain_run >= CALM_STEPS:
-            self._calm_s = self.decode_s
+            self._calm_s, self._calm_answers = self.decode_s, num_decoding
         self._plain_run = 0
         self._mixed_steps += 1
+        if self._mixed_steps >= MIXED_STEPS_OF_A_CROWD and num_decoding >= CROWDED * self._calm_answers:
+            self._mixed_steps = MAX_MIXED_STEPS
         self._last_chunk = num_prompt_tokens
         self._prices.append(max(0.0, seconds - (self.decode_s or 0.0)) / num_prompt_tokens)

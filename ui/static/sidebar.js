@@ -48,7 +48,10 @@
       if (!text.trim()) throw new Error('A title cannot be empty.');
       await call('PATCH', `conversation?${query({ session_id: id })}`, { title: text.trim() });
     };
-    if (await ask({ title: 'Rename conversation', field: 'Title', value: title, ok: 'Rename', check }) !== null) refresh();
+    const given = await ask({ title: 'Rename conversation', field: 'Title', value: title, ok: 'Rename', check });
+    if (given !== null) await refresh();
+    // The list may have been drawn anew below the dialog, which then cannot give the focus back.
+    keepFocus(() => itemOf(id)?.querySelector('[data-act=conversation-menu]'));
   };
   const remove = (id, title) => attempt(async () => {
     await call('DELETE', `conversation?${query({ session_id: id })}`);
