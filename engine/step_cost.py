@@ -25,7 +25,7 @@ FEW_TOKENS = 4
 # As many plain steps on end mean that nothing is being read any more.
 CALM_STEPS = 8
 # Where so many times more answers advance than when it was calm, a step takes longer for that alone: after a few mixed
-# steps plain ones are made, and theirs is the time to compare with.
+# steps plain ones are made, and theirs is the time to compare with. So it is, when plain ones are due, with fewer.
 CROWDED = 1.5
 MIXED_STEPS_OF_A_CROWD = 8
 
@@ -96,12 +96,8 @@ class StepCost:
                 self._plain_steps.clear()  # they are from long ago, and perhaps of another batch
             self._plain_steps.append(seconds)
             self._plain_run += 1
-            if (
-                self._calm_s is not None
-                and num_decoding >= CROWDED * self._calm_answers
-                and self._plain_run >= NUM_PROBES
-            ):
-                self._calm_s, self._calm_answers = max(self._calm_s, min(self._plain_steps)), num_decoding
+            if self._plain_run >= NUM_PROBES and (self._is_crowded(num_decoding) or self._is_empty(num_decoding)):
+                self._calm_s, self._calm_answers = min(self._plain_steps), num_decoding
             if self._plain_run >= (NUM_PROBES if self._mixed_steps >= MAX_MIXED_STEPS else 1):
                 self._mixed_steps = 0
             return
@@ -109,7 +105,13 @@ class StepCost:
             self._calm_s, self._calm_answers = self.decode_s, num_decoding
         self._plain_run = 0
         self._mixed_steps += 1
-        if self._mixed_steps >= MIXED_STEPS_OF_A_CROWD and num_decoding >= CROWDED * self._calm_answers:
+        if self._mixed_steps >= MIXED_STEPS_OF_A_CROWD and self._is_crowded(num_decoding):
             self._mixed_steps = MAX_MIXED_STEPS
         self._last_chunk = num_prompt_tokens
         self._prices.append(max(0.0, seconds - (self.decode_s or 0.0)) / num_prompt_tokens)
+
+    def _is_crowded(self, num_decoding: int) -> bool:
+        return self._calm_s is not None and num_decoding >= CROWDED * self._calm_answers
+
+    def _is_empty(self, num_decoding: int) -> bool:
+        return self._calm_s is not None and CROWDED * num_decoding <= self._calm_answers

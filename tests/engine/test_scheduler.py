@@ -18,7 +18,7 @@ from engine.kv_cache import KVCache
 from engine.request import PRIORITIES, Request, RequestStatus
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Scheduler, StepPlan
-from engine.step_cost import CALM_STEPS, MAX_MIXED_STEPS, STRETCH, StepCost
+from engine.step_cost import CALM_STEPS, MAX_MIXED_STEPS, STRETCH, STRETCH_OF_CALM, StepCost
 from tests.engine.test_kv_cache import SilentDetokenizer, make_request
 
 BLOCK = 4
@@ -454,6 +454,22 @@ def test_answers_that_grow_slower_by_themselves_leave_less_to_prompts() -> None:
             cost.observe(chunk, 2, decode_s + 0.001 * chunk)
         assert chunk <= most
         assert decode_s + 0.001 * chunk <= max(0.022, decode_s + 0.002)
+
+
+def test_answers_that_have_come_or_gone_since_it_was_calm_are_measured_anew() -> None:
+    cost = StepCost(1, 64)
+    for _ in range(CALM_STEPS):
+        cost.observe(0, 4, 0.010)
+    # A plain step of 16 answers alone takes more than a mixed one of the 4 may.
+    for num_answers, decode_s in ((4, 0.010), (16, 0.025), (2, 0.008)):
+        for _ in range(3 * MAX_MIXED_STEPS):
+            chunk = cost.prefill_tokens(num_answers, num_answers)
+            cost.observe(chunk, num_answers, decode_s + 0.001 * chunk)
+        share = (STRETCH - 1) * decode_s / 0.001
+        assert share - 2 <= max(cost.prefill_tokens(num_answers, num_answers), chunk) <= share + 1
+    for _ in range(4):
+        cost.observe(0, 2, 0.015)
+    assert cost.prefill_tokens(2, 2) <= (STRETCH_OF_CALM * 0.008 - 0.015) / 0.001 + 1, "the calm of two answers counts"
 
 
 def test_a_crowd_of_prompts_may_cost_one_reader_more_than_one_prompt_may() -> None:
