@@ -3,6 +3,7 @@
 Shapes and their checks only; what the options do is `app/conversation.py`'s business.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -157,11 +158,16 @@ def _form(option: str) -> Callable[[dict[str, JsonValue]], None]:
 
     def describe(schema: dict[str, JsonValue]) -> None:
         names = {key: value for key, value in schema.items() if key in ("title", "description")}
-        whole = ChatOptions.model_json_schema()
+        whole = _options_schema()
         schema.clear()
         schema.update({**_without_null(whole["properties"][option], whole["$defs"]), **names})
 
     return describe
+
+
+@functools.cache
+def _options_schema() -> dict[str, Any]:
+    return ChatOptions.model_json_schema()
 
 
 def _without_null(schema: Any, definitions: Mapping[str, Any]) -> Any:

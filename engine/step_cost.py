@@ -58,8 +58,10 @@ class StepCost:
 
     @property
     def prompt_token_s(self) -> float | None:
-        """Seconds that a prompt token adds to a step; None before the first. The median of a few, since noise adds to
-        a step as well, or to the plain one that it is compared with."""
+        """Seconds that a prompt token adds to a step; None before the first.
+
+        The median of a few, since noise adds to a step as well, or to the plain one that it is compared with.
+        """
         return median(self._prices) if self._prices else None
 
     def prefill_tokens(self, num_prompts: int = 1, num_answers: int = 1) -> int:
@@ -96,7 +98,7 @@ class StepCost:
                 self._plain_steps.clear()  # they are from long ago, and perhaps of another batch
             self._plain_steps.append(seconds)
             self._plain_run += 1
-            if self._plain_run >= NUM_PROBES and (self._is_crowded(num_decoding) or self._is_empty(num_decoding)):
+            if self._plain_run >= NUM_PROBES and (self._is_crowded(num_decoding) or self._has_thinned(num_decoding)):
                 self._calm_s, self._calm_answers = min(self._plain_steps), num_decoding
             if self._plain_run >= (NUM_PROBES if self._mixed_steps >= MAX_MIXED_STEPS else 1):
                 self._mixed_steps = 0
@@ -113,5 +115,5 @@ class StepCost:
     def _is_crowded(self, num_decoding: int) -> bool:
         return self._calm_s is not None and num_decoding >= CROWDED * self._calm_answers
 
-    def _is_empty(self, num_decoding: int) -> bool:
+    def _has_thinned(self, num_decoding: int) -> bool:
         return self._calm_s is not None and CROWDED * num_decoding <= self._calm_answers

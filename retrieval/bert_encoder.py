@@ -103,7 +103,7 @@ class BertEncoder:
             rows: npt.NDArray[np.float32] = pooled(*self._padded([ids[index] for index in chosen])).cpu().numpy()
             return rows
 
-        if at_once == 1:
+        if at_once == 1 or len(batches) == 1:  # a question needs no threads
             found = [rows_of(chosen) for chosen in batches]
         else:
             with ThreadPoolExecutor(at_once) as threads:

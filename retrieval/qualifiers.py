@@ -5,6 +5,7 @@ short tables for common languages; what they do not know limits nothing.
 """
 
 import re
+from itertools import pairwise
 
 from retrieval.words import fold
 
@@ -45,12 +46,18 @@ _WORKDAYS = (
     r"weekdays?|working days?|workdays?|werktags?|werktagen?|wochentags?|jours ouvrables|dias laborables|werkdagen"
 )
 _WEEKEND = r"weekends?|week-ends?|wochenenden?|fins? de semana|fine settimana"
-_DAY_NAMES = tuple(
-    (re.compile(rf"\b(?:{names})\b"), frozenset(days))
-    for names, days in (
-        *((names, (day,)) for day, names in enumerate(_DAYS)), (_WORKDAYS, range(5)), (_WEEKEND, range(5, 7))
-    )
-)  # fmt: skip
+_DAY_NAMES = tuple(re.compile(rf"\b(?:{names})\b") for names in _DAYS)
+_DAY_GROUPS = (
+    (re.compile(rf"\b(?:{_WORKDAYS})\b"), frozenset(range(5))),
+    (re.compile(rf"\b(?:{_WEEKEND})\b"), frozenset((5, 6))),
+)
+# Between two days, those between are meant too: "Monday to Friday", "von Montag bis Freitag", "de lunes a viernes".
+_UP_TO = re.compile(r"\s*(?:to|through|thru|until|till|bis|au|al?|ate|tot(?: en met)?|t/m|[-–—])\s*")
+# Of these the days that are named say when it does not hold.
+_EXCEPTING = re.compile(
+    r"\b(?:except|excepting|excluding|but not|not on|ausser|ausgenommen|nicht am|sauf|hormis|excepte|excepto|salvo|"
+    r"eccetto|tranne|exceto|behalve)\b"
+)
 _LEADING = " \t\n-*+•(（\"'“«"
 _LIMITS = re.compile("|".join((*_OPENINGS, *_REFERRING, _INSIDE)))
 _REFERS_BACK = re.compile("|".join(_REFERRING))
@@ -67,12 +74,22 @@ def refers_back(text: str) -> bool:
 
 
 def speaks_of_other_days(text: str, question: str) -> bool:
-    """Whether both name days of the week, and none that they share: "On Fridays …" to a question about Mondays."""
+    """Whether both name days of the week, and none that they share: "On Fridays …" to a question about Mondays.
+
+    A text that names days to except them speaks of all others too.
+    """
     asked, told = _days(question), _days(text)
-    return bool(asked) and bool(told) and asked.isdisjoint(told)
+    return bool(asked) and bool(told) and asked.isdisjoint(told) and not _EXCEPTING.search(fold(text))
 
 
 def _days(text: str) -> frozenset[int]:
-    """The days of the week that `text` names, from 0 for Monday; "weekdays" are five of them."""
+    """The days of the week that `text` names, from 0 for Monday; "weekdays" and "Monday to Friday" are five of them."""
     folded = fold(text)
-    return frozenset().union(*(days for name, days in _DAY_NAMES if name.search(folded)))
+    named = sorted(
+        (match.start(), match.end(), day) for day, name in enumerate(_DAY_NAMES) for match in name.finditer(folded)
+    )
+    days = {day for _, _, day in named}
+    for (_, end, first), (start, _, last) in pairwise(named):
+        if _UP_TO.fullmatch(folded, end, start):
+            days.update((first + offset) % 7 for offset in range((last - first) % 7))
+    return frozenset(days).union(*(group for name, group in _DAY_GROUPS if name.search(folded)))

@@ -45,8 +45,9 @@ from retrieval.vector_index import AnyVectorIndex, IndexOptions, Mask, VectorInd
 FORMAT = 3
 # While another process ingests without pause, at most this share of the time goes into new snapshots.
 _REFRESH_SHARE = 0.2
-# A search builds a new snapshot itself where the last one took no longer; else it is built beside the searches.
-_INLINE_S = 0.5
+# So long the search that finds the catalog changed waits for its new snapshot. One that takes longer is finished beside
+# the searches, which the old one answers meanwhile.
+_WAIT_S = 1.0
 # Checksums are computed over so many bytes at a time.
 _HASHED_BYTES = 1 << 24
 _VECTORS = "vectors"
@@ -116,7 +117,6 @@ class SnapshotKeeper:
         self._compaction: threading.Thread | None = None
         self._closed = False
         self._next_refresh = 0.0
-        self._build_s = 0.0
         self._saved: Snapshot | None = None
         self._points = (
             QdrantPoints(self._options.qdrant, folder.parent, self._dimension, self._options.format)
@@ -150,20 +150,17 @@ class SnapshotKeeper:
     def current(self, reader: CatalogReader) -> Snapshot:
         """The snapshot to search. Where the catalog has moved on, a new one is built, if that is due.
 
-        A small one is built at once and returned; a large one is built in a thread while the old one answers.
+        It is waited for, but not long: then the old one answers.
         """
         snapshot = self._snapshot
         if snapshot.generation >= reader.generation() or time.monotonic() < self._next_refresh:
             return snapshot
         if not self._building.acquire(blocking=False):
             return snapshot  # somebody is at it; until then the old one answers
-        if self._build_s > _INLINE_S:
-            threading.Thread(target=self._advance_beside, name="snapshot", daemon=True).start()
-            return snapshot
-        try:
-            return self._advance(reader)
-        finally:
-            self._building.release()
+        building = threading.Thread(target=self._advance_beside, name="snapshot", daemon=True)
+        building.start()
+        building.join(_WAIT_S)
+        return self._snapshot
 
     def _advance_beside(self) -> None:
         """Builds the next snapshot in a thread of its own, which takes over `_building` and releases it."""
@@ -222,7 +219,7 @@ class SnapshotKeeper:
             old.keywords.updated(kept_rows, texts),
         )
         assert np.array_equal(self._snapshot.chunk_ids, chunk_ids), "chunk ids only grow"
-        self._build_s = took = time.monotonic() - started
+        took = time.monotonic() - started
         self._next_refresh = time.monotonic() + took / _REFRESH_SHARE
         _log.info(
             "snapshot: generation=%d chunks=%d new=%d took_s=%.3f", generation, len(chunk_ids), len(new_ids), took

@@ -230,11 +230,10 @@ class RequestCheck:
         user = current_user(request)
         if run == "batch":
             await self._check_batch(body, fixed, user)
-            refuse_misplaced(body)
-            return
-        options = await self._check_config(body.get("config", {}), fixed, "config", user)
-        request.state.run_name = body.get("config", {}).get("run_name")
-        self._check_input(body.get("input"), "input", options)
+        else:
+            options = await self._check_config(body.get("config", {}), fixed, "config", user)
+            request.state.run_name = body.get("config", {}).get("run_name")
+            self._check_input(body.get("input"), "input", options)
         refuse_misplaced(body)
 
     async def _check_batch(self, body: Mapping[str, Any], fixed: Mapping[str, Any], user: str) -> None:

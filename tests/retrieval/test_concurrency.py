@@ -70,7 +70,7 @@ def test_two_processes_ingest_into_one_store_and_see_each_others_documents(tmp_p
             assert child.result(timeout=120) == "done 0"
         assert {result.status for result in results} == {"added"}
         assert len(opened.documents()) == 2 * NUM_DOCUMENTS
-        opened.snapshots._next_refresh = 0.0  # a reader looks for changes at most every few build times
+        opened.snapshots.refresh()  # a search looks for changes at most every few build times, and waits a while only
         found = opened.search("document section", k=10_000)
     assert len(found) == 2 * NUM_DOCUMENTS * NUM_SECTIONS
     assert {re.findall(r"edition (\d+)", passage.text)[0] for passage in found} == {"7", "8"}

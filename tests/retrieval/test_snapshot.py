@@ -10,7 +10,8 @@ import pytest
 
 from retrieval import IndexOptions, KnowledgeBase, vector_index
 from retrieval import snapshot as snapshot_module
-from retrieval.snapshot import SavedIndex, saved_index
+from retrieval.catalog_reader import CatalogReader
+from retrieval.snapshot import SavedIndex, Snapshot, saved_index
 from tests.retrieval.word_embedder import WordEmbedder
 
 
@@ -126,22 +127,33 @@ def test_a_document_deleted_by_another_process_is_gone_although_no_snapshot_is_d
     assert texts(knowledge_base) == ["A whale that stays."]
 
 
-def test_a_large_snapshot_is_built_beside_the_searches(
+def test_a_snapshot_that_takes_long_is_built_beside_the_searches(
     knowledge_base: KnowledgeBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(knowledge_base, tmp_path, "a.md", "A whale.")
     with KnowledgeBase.open(knowledge_base.folder, WordEmbedder()) as other:
         add(knowledge_base, tmp_path, "b.md", "Another whale.")
-        monkeypatch.setattr(snapshot_module, "_INLINE_S", -1.0)  # every snapshot counts as a large one
+        may_end, advance = threading.Event(), other.snapshots._advance
+
+        def slowly(reader: CatalogReader) -> Snapshot:
+            assert may_end.wait(60)
+            return advance(reader)
+
+        monkeypatch.setattr(snapshot_module, "_WAIT_S", 0.1)
+        monkeypatch.setattr(other.snapshots, "_advance", slowly)
         other.snapshots._next_refresh = 0.0
-        assert texts(other) == ["A whale."]  # the old one answers at once
+        assert texts(other) == ["A whale."]  # the old one answers
+        may_end.set()
         deadline = time.monotonic() + 60
         while len(texts(other)) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert sorted(texts(other)) == ["A whale.", "Another whale."]
 
 
-def test_another_process_sees_a_change_at_its_next_search(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
+def test_another_process_sees_a_change_at_its_next_search(
+    knowledge_base: KnowledgeBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_module, "_WAIT_S", 60.0)  # the machine may be busy
     with KnowledgeBase.open(knowledge_base.folder, WordEmbedder()) as other:
         assert texts(other) == []
         other.snapshots._next_refresh = 0.0
