@@ -8,7 +8,7 @@ from typing import TypeVar
 import psycopg
 
 from app.errors import StoreUnavailableError
-from app.record_history import Change, Record, RecordConversationStore
+from app.record_history import Change, Record, RecordConversationStore, newest_time
 
 T = TypeVar("T")
 
@@ -22,6 +22,8 @@ CREATE TABLE IF NOT EXISTS ragstone_turns (
     PRIMARY KEY (owner, session_id, number),
     FOREIGN KEY (owner, session_id) REFERENCES ragstone_conversations ON DELETE CASCADE
 );
+ALTER TABLE ragstone_conversations ADD COLUMN IF NOT EXISTS newest TEXT COLLATE "C" NOT NULL DEFAULT '';
+CREATE INDEX IF NOT EXISTS ragstone_newest ON ragstone_conversations (owner, newest);
 """
 CONNECT_S = 5
 
@@ -34,7 +36,7 @@ class PostgresConversationStore(RecordConversationStore):
         self._url = url
         self._lock = threading.Lock()  # one connection, many threads
         self._connection: psycopg.Connection | None = None
-        self._ask(lambda connection: connection.execute(SCHEMA))
+        self._ask(_bring_up_to_date)
 
     def _heads(self, user: str) -> dict[str, Record]:
         query = "SELECT session_id, head FROM ragstone_conversations WHERE owner = %s"
@@ -46,10 +48,20 @@ class PostgresConversationStore(RecordConversationStore):
         row = self._ask(lambda connection: connection.execute(query, (user, session_id)).fetchone())
         return None if row is None else dict(json.loads(row[0]))
 
+    def _newest(self, user: str) -> str | None:
+        query = "SELECT max(newest) FROM ragstone_conversations WHERE owner = %s"
+        row = self._ask(lambda connection: connection.execute(query, (user,)).fetchone())
+        return None if row is None else row[0]
+
     def _records(self, user: str, session_id: str) -> dict[int, Record]:
         query = "SELECT number, record FROM ragstone_turns WHERE owner = %s AND session_id = %s"
         rows = self._ask(lambda connection: connection.execute(query, (user, session_id)).fetchall())
         return {number: json.loads(text) for number, text in rows}
+
+    def _record(self, user: str, session_id: str, number: int) -> Record | None:
+        query = "SELECT record FROM ragstone_turns WHERE owner = %s AND session_id = %s AND number = %s"
+        row = self._ask(lambda connection: connection.execute(query, (user, session_id, number)).fetchone())
+        return None if row is None else dict(json.loads(row[0]))
 
     def _apply(self, user: str, session_id: str, change: Change) -> None:
         key = (user, session_id)
@@ -59,9 +71,9 @@ class PostgresConversationStore(RecordConversationStore):
                 connection.execute("DELETE FROM ragstone_conversations WHERE owner = %s AND session_id = %s", key)
                 return
             connection.execute(
-                "INSERT INTO ragstone_conversations VALUES (%s, %s, %s) "
-                "ON CONFLICT (owner, session_id) DO UPDATE SET head = excluded.head",
-                (*key, json.dumps(change.head)),
+                "INSERT INTO ragstone_conversations (owner, session_id, head, newest) VALUES (%s, %s, %s, %s) "
+                "ON CONFLICT (owner, session_id) DO UPDATE SET head = excluded.head, newest = excluded.newest",
+                (*key, json.dumps(change.head), newest_time(change.head)),
             )
             for number, record in change.turns.items():
                 if record is None:
@@ -100,3 +112,14 @@ class PostgresConversationStore(RecordConversationStore):
                 except psycopg.Error as error:
                     raise StoreUnavailableError(f"Postgres: {error}") from error
         raise AssertionError("the loop returns or raises")
+
+
+def _bring_up_to_date(connection: psycopg.Connection) -> None:
+    """Makes the tables, or what an earlier version has not made of them."""
+    connection.execute(SCHEMA)
+    without = "SELECT owner, session_id, head FROM ragstone_conversations WHERE newest = ''"
+    for owner, session_id, head in connection.execute(without).fetchall():
+        connection.execute(
+            "UPDATE ragstone_conversations SET newest = %s WHERE owner = %s AND session_id = %s",
+            (newest_time(json.loads(head)), owner, session_id),
+        )

@@ -39,7 +39,7 @@ class Change:
 
 
 class RecordConversationStore(ConversationStore):
-    """The rules of conversations over `_heads`, `_records`, `_locked` and `_apply`.
+    """The rules of conversations over `_heads`, `_head`, `_newest`, `_records`, `_record` and `_apply`.
 
     A head is {title, renamed, window_start, num_turns, created_at, updated_at, deleted_at}, a record a turn's fields.
     """
@@ -53,8 +53,16 @@ class RecordConversationStore(ConversationStore):
         """One head."""
 
     @abstractmethod
+    def _newest(self, user: str) -> str | None:
+        """The newest `newest_time` of a user's heads; None where there are none."""
+
+    @abstractmethod
     def _records(self, user: str, session_id: str) -> dict[int, Record]:
         """A conversation's turns by number."""
+
+    @abstractmethod
+    def _record(self, user: str, session_id: str, number: int) -> Record | None:
+        """One turn."""
 
     @abstractmethod
     def _apply(self, user: str, session_id: str, change: Change) -> None:
@@ -112,8 +120,7 @@ class RecordConversationStore(ConversationStore):
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin_turn(self, user: str, session_id: str, question: str, *, turn_id: str | None = None) -> int:
-        heads = self._heads(user)
-        now, head = _now(heads), heads.get(session_id)
+        now, head = stored_now(self._newest(user)), self._head(user, session_id)
         dropped: dict[int, Record | None] = {}
         if head is not None and head["deleted_at"] is not None:
             dropped = dict.fromkeys(self._records(user, session_id))
@@ -135,7 +142,7 @@ class RecordConversationStore(ConversationStore):
         return index
 
     def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
-        head, record = self._head(user, session_id), self._records(user, session_id).get(index)
+        head, record = self._head(user, session_id), self._record(user, session_id, index)
         if head is None or record is None:
             return  # dropped while it was being answered
         done = {
@@ -153,7 +160,7 @@ class RecordConversationStore(ConversationStore):
 
     def set_feedback(self, user: str, session_id: str, index: int, feedback: Feedback | None) -> bool:
         head = self._present(user, session_id)
-        record = None if head is None else self._records(user, session_id).get(index)
+        record = None if head is None else self._record(user, session_id, index)
         if record is None:
             return False
         rated = {**record, "feedback": None if feedback is None else vars(feedback)}
@@ -183,13 +190,13 @@ class RecordConversationStore(ConversationStore):
             self._apply(user, session_id, Change(None))
             return True
         window_start = min(head["window_start"], index)
-        kept = {**head, "num_turns": index, "window_start": window_start, "updated_at": _now(self._heads(user))}
+        kept = {**head, "num_turns": index, "window_start": window_start, "updated_at": stored_now(self._newest(user))}
         self._apply(user, session_id, Change(kept, dict.fromkeys(range(index, head["num_turns"]))))
         return True
 
     def delete(self, user: str, session_id: str) -> bool:
         self._purge(user)
-        return self._change(user, session_id, {"deleted_at": _now(self._heads(user))})
+        return self._change(user, session_id, {"deleted_at": stored_now(self._newest(user))})
 
     def restore(self, user: str, session_id: str) -> bool:
         self._purge(user)
@@ -205,6 +212,11 @@ class RecordConversationStore(ConversationStore):
         for name, head in self._heads(user).items():
             if head["deleted_at"] is not None and head["deleted_at"] < oldest:
                 self._apply(user, name, Change(None))
+
+
+def newest_time(head: Record) -> str:
+    """When the conversation was last used or deleted."""
+    return max(str(head["updated_at"]), str(head["deleted_at"] or ""))
 
 
 def _conversation(session_id: str, head: Record) -> Conversation:
@@ -229,8 +241,3 @@ def _turn(index: int, record: Record) -> Turn:
         feedback=Feedback(**record["feedback"]) if record["feedback"] else None,
         **kept,
     )
-
-
-def _now(heads: Mapping[str, Record]) -> str:
-    times = [head[name] for head in heads.values() for name in ("updated_at", "deleted_at") if head[name] is not None]
-    return stored_now(max(times, default=None))

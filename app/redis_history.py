@@ -1,9 +1,10 @@
-"""Conversations in Redis: a hash of heads for each user, a hash of turns for each conversation.
+"""Conversations in Redis: for each user a hash of heads and their newest times in order; a hash of turns for each.
 
 Nothing is lost over a restart of Redis only where it writes to disk (`appendonly yes`).
 """
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -12,12 +13,14 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from app.errors import StoreUnavailableError
-from app.record_history import Change, Record, RecordConversationStore
+from app.history import as_stored
+from app.record_history import Change, Record, RecordConversationStore, newest_time
 
 PREFIX = "ragstone:"
 CONNECT_S = 5.0
 # A restart of Redis takes a moment; a request waits for it a little.
 NUM_RETRIES = 6
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RedisConversationStore(RecordConversationStore):
@@ -42,18 +45,40 @@ class RedisConversationStore(RecordConversationStore):
         text = self._ask(self._redis.hget, _heads_key(user), session_id)
         return None if text is None else dict(json.loads(text))
 
+    def _newest(self, user: str) -> str | None:
+        times, heads = _times_key(user), _heads_key(user)
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.zrevrange(times, 0, 0, withscores=True)
+        pipeline.zcard(times)
+        pipeline.hlen(heads)
+        last, num_times, num_heads = self._ask(pipeline.execute)
+        if num_times != num_heads:  # an earlier version has kept them, which noted no times
+            scores = {name: _score(head) for name, head in self._heads(user).items()}
+            pipeline.delete(times)
+            if scores:
+                pipeline.zadd(times, scores)
+            self._ask(pipeline.execute)
+            last = sorted(scores.items(), key=lambda entry: entry[1])[-1:]
+        return as_stored(_EPOCH + timedelta(milliseconds=int(last[0][1]))) if last else None
+
     def _records(self, user: str, session_id: str) -> dict[int, Record]:
         found = self._ask(self._redis.hgetall, _turns_key(user, session_id))
         return {int(number): json.loads(text) for number, text in found.items()}
 
+    def _record(self, user: str, session_id: str, number: int) -> Record | None:
+        text = self._ask(self._redis.hget, _turns_key(user, session_id), str(number))
+        return None if text is None else dict(json.loads(text))
+
     def _apply(self, user: str, session_id: str, change: Change) -> None:
-        heads, turns = _heads_key(user), _turns_key(user, session_id)
+        heads, times, turns = _heads_key(user), _times_key(user), _turns_key(user, session_id)
         pipeline = self._redis.pipeline(transaction=True)
         if change.head is None:
             pipeline.hdel(heads, session_id)
+            pipeline.zrem(times, session_id)
             pipeline.delete(turns)
         else:
             pipeline.hset(heads, session_id, json.dumps(change.head))
+            pipeline.zadd(times, {session_id: _score(change.head)})
             for number, record in change.turns.items():
                 if record is None:
                     pipeline.hdel(turns, str(number))
@@ -74,6 +99,15 @@ class RedisConversationStore(RecordConversationStore):
 
 def _heads_key(user: str) -> str:
     return f"{PREFIX}conversations:{quote(user, safe='')}"
+
+
+def _times_key(user: str) -> str:
+    return f"{PREFIX}times:{quote(user, safe='')}"
+
+
+def _score(head: Record) -> int:
+    """Its newest time in milliseconds since 1970."""
+    return (datetime.fromisoformat(newest_time(head)) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _turns_key(user: str, session_id: str) -> str:

@@ -54,8 +54,13 @@ UPDATE turns SET turn_id = lower(hex(randomblob(16)));
 CREATE UNIQUE INDEX turns_by_id ON turns (turn_id);
 CREATE INDEX rated_turns ON turns (user) WHERE feedback IS NOT NULL;
 """
+# What begins or ends a turn asks for the newest of these times, and must not read a user's every conversation for it.
+_TIMES = """
+CREATE INDEX used_conversations ON conversations (user, updated_at DESC);
+CREATE INDEX deletions ON conversations (user, deleted_at) WHERE deleted_at IS NOT NULL;
+"""
 # Migration n brings a file from version n to n + 1. Entries are only ever appended.
-MIGRATIONS = (_INITIAL, _GROUNDING, _TURN_FACTS)
+MIGRATIONS = (_INITIAL, _GROUNDING, _TURN_FACTS, _TIMES)
 SCHEMA_VERSION = len(MIGRATIONS)
 
 _CONVERSATION = """
@@ -324,7 +329,8 @@ def _json(value: Any) -> str | None:
 
 
 def _now(connection: sqlite3.Connection, user: str) -> str:
-    (newest,) = connection.execute(
-        "SELECT max(max(updated_at), coalesce(max(deleted_at), '')) FROM conversations WHERE user = ?", (user,)
-    ).fetchone()
-    return stored_now(newest)
+    used, deleted = (
+        connection.execute(f"SELECT max({time}) FROM conversations WHERE user = ? AND {time} > ''", (user,)).fetchone()
+        for time in ("updated_at", "deleted_at")
+    )
+    return stored_now(max(filter(None, (*used, *deleted)), default=None))

@@ -255,19 +255,45 @@ def test_a_store_of_a_newer_version_is_refused(path):
         SQLiteConversationStore(path)
 
 
+def test_a_turn_costs_no_more_where_the_user_has_many_conversations(store, path):
+    def steps_of_a_turn():
+        counted = [0]
+
+        def count():
+            counted[0] += 1
+
+        store._connection.set_progress_handler(count, 1)  # at each of the database's own instructions
+        add(store, "q", session_id="mine")
+        store._connection.set_progress_handler(None, 0)
+        return counted[0]
+
+    add(store, "q", session_id="mine")
+    few = steps_of_a_turn()
+    for number in range(300):
+        add(store, "q", session_id=f"s{number}")
+        store.delete("local", f"s{number}") if number % 2 else None
+    assert steps_of_a_turn() < few + 50
+
+
 @pytest.mark.parametrize("version", range(1, len(MIGRATIONS)))
 def test_a_file_of_every_earlier_version_is_brought_up_to_date(path, version):
     with sqlite3.connect(path) as connection:
         connection.executescript("".join(MIGRATIONS[:version]))
         connection.execute(f"PRAGMA user_version={version}")
         then = "2026-01-31T12:00:00.000+00:00"
-        connection.execute("INSERT INTO conversations VALUES ('local', 's', 'title', 0, ?, ?)", (then, then))
+        connection.execute(
+            "INSERT INTO conversations (user, session_id, title, created_at, updated_at) "
+            "VALUES ('local', 's', 'title', ?1, ?1)",
+            (then,),
+        )
         for number in range(2):
             connection.execute(
                 "INSERT INTO turns (user, session_id, number, question, prompt, answer, sources, placed, num_tokens, "
                 "interrupted, created_at) VALUES ('local', 's', ?, 'q', 'p', 'a', '[]', '[]', 3, 0, ?)",
                 (number, then),
             )
+            if version > 2:
+                connection.execute("UPDATE turns SET turn_id = lower(hex(randomblob(16))) WHERE turn_id = ''")
     upgraded = SQLiteConversationStore(path)
     turns = upgraded.turns("local", "s")
     assert [(turn.answer, turn.statistics, turn.finish_reason, turn.feedback) for turn in turns] == [

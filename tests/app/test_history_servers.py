@@ -7,7 +7,9 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,28 @@ def test_what_was_stored_is_there_after_a_restart_of_the_server(server: Server, 
         ("and then?", "", True),
     ]
     assert store.begin_turn("ada", "s/\u00e4 1", "more") == 2
+
+
+def test_what_an_earlier_version_kept_stays_behind_what_is_used_later(
+    server: Server, store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It noted no times beside the heads, and clocks are set back."""
+    for name in "ab":
+        store.finish_turn("ada", name, store.begin_turn("ada", name, "q\x00"), TurnResult(answer="a"))
+    if server.url.startswith("redis"):
+        store._redis.delete("ragstone:times:ada")  # type: ignore[attr-defined]
+    else:
+        without = "ALTER TABLE ragstone_conversations DROP COLUMN newest"
+        store._ask(lambda connection: connection.execute(without))  # type: ignore[attr-defined]
+    with closing(open_history(Settings(history_url=server.url))) as upgraded:
+        monkeypatch.setattr("app.history.utc_now", lambda: datetime(2020, 1, 1, tzinfo=UTC))
+        upgraded.begin_turn("ada", "c", "q")
+        upgraded.delete("ada", "b")
+        upgraded.begin_turn("ada", "a", "q")
+        assert [entry.session_id for entry in upgraded.conversations("ada")] == ["a", "c"]
+        assert upgraded.restore("ada", "b") is True
+        upgraded.truncate("ada", "c", 0)
+        assert [entry.session_id for entry in upgraded.conversations("ada")] == ["a", "b"]
 
 
 def test_server_that_is_away_is_told_of_by_a_typed_error(server: Server, store: ConversationStore) -> None:
