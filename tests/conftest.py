@@ -8,6 +8,9 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+# Assertions that tests share say what was found, as those of the tests themselves do.
+pytest.register_assert_rewrite("tests.app.scripted", "tests.app.serving", "tests.e2e.chat_page")
+
 # Test processes beside each other take a core each: two pools of threads on the same cores slow each other many times.
 # Set before anything imports torch; the servers that tests start inherit it.
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -98,9 +98,34 @@ window.ragstone = (() => {
     }
   };
 
-  // A question to the person. Gives the text ("" without a field) or null; `check` may refuse with an error.
+  // `draw` what `load` gives, but nothing that was asked for before what is drawn: answers may come in another order.
+  // `drop()` keeps out all that is on its way.
+  const inOrder = (load, draw) => {
+    let [asked, drawn] = [0, 0];
+    const run = async (...given) => {
+      asked += 1;
+      const turn = asked;
+      try {
+        const answer = await load(...given);
+        if (turn < drawn) return false;
+        drawn = turn;
+        draw(answer, ...given);
+        return true;
+      } catch (error) {
+        if (turn < drawn) return false;
+        throw error;
+      }
+    };
+    return Object.assign(run, { drop: () => { asked += 1; drawn = asked; } });
+  };
+
+  // A question to the person. Gives the text ("" without a field) or null; `check` may refuse with an error. Who leaves
+  // while that is asked still gets what has been sent, as it then holds.
+  let settle = () => {}; // for the newest question
   const ask = ({ title, text = '', field = '', value = '', isLong = false, isSecret = false, ok = 'OK', isDanger = false, check }) =>
     new Promise((resolve) => {
+      // A dialog's `close` comes a while after it was closed: by then the next question may be in it.
+      settle();
       const dialog = byId('ask-dialog');
       const [input, area] = [dialog.querySelector('input'), dialog.querySelector('textarea')];
       const box = isLong ? area : input;
@@ -121,18 +146,28 @@ window.ragstone = (() => {
       submit.textContent = ok;
       submit.classList.toggle('danger', isDanger);
       let given = null;
-      dialog.querySelector('form').onsubmit = async (event) => {
-        event.preventDefault();
+      let sending = null;
+      const end = async () => {
+        await sending;
+        resolve(given);
+      };
+      settle = end;
+      const give = async (text) => {
         try {
-          await check?.(box.value);
-          given = field ? box.value : '';
-          dialog.close();
+          await check?.(text);
+          given = field ? text : '';
+          if (settle === end) dialog.close();
         } catch (problem) {
+          if (settle !== end) return;
           error.textContent = problem.message;
           error.hidden = false;
         }
       };
-      dialog.onclose = () => resolve(given);
+      dialog.querySelector('form').onsubmit = (event) => {
+        event.preventDefault();
+        sending ??= give(box.value).finally(() => { sending = null; });
+      };
+      dialog.onclose = () => { if (!dialog.open) settle(); };
       dialog.showModal();
       // Who pressed Enter twice has not said yes to what cannot be undone.
       (field ? box : isDanger ? dialog.querySelector('[data-act=dialog-cancel]') : submit).focus();
@@ -196,5 +231,5 @@ window.ragstone = (() => {
     return () => { clearTimeout(timer); timer = setTimeout(work, pause_ms); };
   };
 
-  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, replaceContent, attempt, ask, menu, ready, after };
+  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, replaceContent, attempt, inOrder, ask, menu, ready, after };
 })();

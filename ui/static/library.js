@@ -1,13 +1,13 @@
 // The documents' tab: the table, and adding files with progress.
 (() => {
-  const { on, byId, kept, call, query, toast, replaceContent, attempt, ask, ready, after } = ragstone;
+  const { on, byId, kept, call, query, toast, replaceContent, attempt, inOrder, ask, ready, after } = ragstone;
   const JOB_EVERY_MS = 500;
   const CANCELLED = 'it was cancelled';
   let collection = '';
   let maxUploadBytes = Infinity;
 
-  const refresh = () => attempt(async () => {
-    const found = await call('GET', `documents?${query({ collection, query: byId('document-search').value })}`);
+  const load = () => call('GET', `documents?${query({ collection, query: byId('document-search').value })}`);
+  const list = inOrder(load, (found) => {
     replaceContent(byId('collections'), found.collections);
     replaceContent(byId('document-list'), found.documents);
     const chosen = byId('collections').querySelector('[aria-pressed=true]');
@@ -15,12 +15,14 @@
     document.querySelector('[data-act=delete-collection]').hidden = chosen?.dataset.deletable !== 'true';
     welcome();
   });
+  const refresh = () => attempt(list);
   // What is said at the first visit depends on which documents there are.
+  const greet = inOrder(() => call('GET', 'welcome'), (html) => {
+    welcomeHtml = html;
+    if (byId('welcome-more')) byId('welcome-more').innerHTML = html;
+  });
   const welcome = async () => {
-    try {
-      welcomeHtml = await call('GET', 'welcome');
-      if (byId('welcome-more')) byId('welcome-more').innerHTML = welcomeHtml;
-    } catch { /* the notice says what is wrong with the server */ }
+    try { await greet(); } catch { /* the notice says what is wrong with the server */ }
   };
   let welcomeHtml = '';
   // Gradio makes the welcome anew for each new conversation.

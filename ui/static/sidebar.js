@@ -1,6 +1,6 @@
 // What stands around the chat: the list of conversations, the views, the state of the server, logging in.
 (() => {
-  const { on, byId, call, query, toast, keepFocus, attempt, ask, menu, ready, after } = ragstone;
+  const { on, byId, call, query, toast, keepFocus, attempt, inOrder, ask, menu, ready, after } = ragstone;
   const HEALTH_EVERY_MS = 3000;
 
   // ── conversations ──
@@ -18,22 +18,24 @@
     document.title = title ? `${title} · Ragstone` : 'Ragstone';
   };
   let shown = null;
-  const refresh = async () => {
-    const list = byId('conversation-list');
+  const load = async () => {
     try {
-      const html = await call('GET', `conversations?${query({ query: byId('conversation-search').value })}`);
-      if (html !== shown) {
-        const focused = list.contains(document.activeElement) ? document.activeElement : null;
-        const [id, act] = [focused?.closest('li')?.dataset.session, focused?.dataset.act];
-        list.innerHTML = shown = html;
-        if (id) itemOf(id)?.querySelector(`[data-act=${act}]`)?.focus();
-      }
+      return await call('GET', `conversations?${query({ query: byId('conversation-search').value })}`);
     } catch (error) {
       // The notice says what is wrong with the server; what was listed stays.
-      if (error.status === 401) list.innerHTML = shown = '';
+      return error.status === 401 ? '' : null;
+    }
+  };
+  const refresh = inOrder(load, (html) => {
+    const list = byId('conversation-list');
+    if (html !== null && html !== shown) {
+      const focused = list.contains(document.activeElement) ? document.activeElement : null;
+      const [id, act] = [focused?.closest('li')?.dataset.session, focused?.dataset.act];
+      list.innerHTML = shown = html;
+      if (id) itemOf(id)?.querySelector(`[data-act=${act}]`)?.focus();
     }
     markCurrent();
-  };
+  });
   ragstone.refreshConversations = refresh;
 
   const open = (id) => {
@@ -108,24 +110,26 @@
 
   // ── the server ──
   let wasReady = null;
-  const look = async () => {
-    let seen;
+  const health = async () => {
     try {
-      seen = await call('GET', 'health');
-      delete document.body.dataset.connection;
+      return await call('GET', 'health');
     } catch {
-      document.body.dataset.connection = 'lost';
-      seen = {
+      return {
+        isLost: true,
         is_ready: false,
         status: '<span class="status bad" role="status"><span class="dot" aria-hidden="true"></span>No connection</span>',
         notice: '<div class="notice bad" role="status"><strong>The page has lost its server. It will connect again by itself.</strong></div>',
       };
     }
+  };
+  const look = inOrder(health, (seen) => {
+    if (seen.isLost) document.body.dataset.connection = 'lost';
+    else delete document.body.dataset.connection;
     for (const name of ['status', 'notice']) if (byId(name).innerHTML !== seen[name]) byId(name).innerHTML = seen[name];
     if (seen.is_ready && wasReady === false) document.dispatchEvent(new CustomEvent('ragstone:back'));
     if (seen.is_ready && wasReady !== true) document.dispatchEvent(new CustomEvent('ragstone:ready'));
     wasReady = seen.is_ready;
-  };
+  });
 
   // ── logging in ──
   let isAsking = false;

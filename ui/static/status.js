@@ -1,7 +1,7 @@
 // The status page: what /metrics says, drawn as lines. It is asked now and then from the first visit on, so that there is
 // something to see when the status is opened.
 (() => {
-  const { byId, call, ready } = ragstone;
+  const { byId, call, inOrder, ready } = ragstone;
   const EVERY_MS = 2000;
   const UNSEEN_EVERY_MS = 10000;
   const SOON_MS = 700;
@@ -107,14 +107,7 @@
     const sinceLast = performance.now() - (samples.at(-1)?.at ?? -Infinity);
     if (document.hidden || (!isShown() && (isRefused || sinceLast < UNSEEN_EVERY_MS))) return;
     try {
-      const now = await call('GET', 'metrics');
-      isRefused = false;
-      byId('plots').hidden = false;
-      samples.push({ ...now, at: performance.now() });
-      while (samples[0].at < samples.at(-1).at - SPAN_MS) samples.shift();
-      byId('status-model').textContent = `${now.model ? `${now.model}: what` : 'What'} the engine is doing, every two seconds while this page is open.`;
-      draw();
-      if (samples.length < NUM_NEEDED) setTimeout(look, SOON_MS);
+      await measure();
     } catch (error) {
       // Of a server that is gone, the notice tells.
       isRefused = error.status === 403 || error.status === 401;
@@ -123,6 +116,15 @@
       byId('status-model').textContent = 'What the engine is doing is shown to API keys that may read metrics; yours may not. Whoever runs this server can give you one.';
     }
   };
+  const measure = inOrder(() => call('GET', 'metrics'), (now) => {
+    isRefused = false;
+    byId('plots').hidden = false;
+    samples.push({ ...now, at: performance.now() });
+    while (samples[0].at < samples.at(-1).at - SPAN_MS) samples.shift();
+    byId('status-model').textContent = `${now.model ? `${now.model}: what` : 'What'} the engine is doing, every two seconds while this page is open.`;
+    draw();
+    if (samples.length < NUM_NEEDED) setTimeout(look, SOON_MS);
+  });
   ready(() => {
     byId('status-view').tabIndex = 0; // it scrolls, and nothing in it takes the focus
     for (const plot of [...PLOTS, ...HISTOGRAMS]) {

@@ -1,6 +1,6 @@
 // One document opened beside what is shown, at a page, a heading or a quote.
 (() => {
-  const { on, byId, call, query, attempt } = ragstone;
+  const { on, byId, call, query, attempt, inOrder } = ragstone;
 
   let opener = null;
   const documentOf = (element) => element.closest('[data-document]').dataset.document;
@@ -65,8 +65,8 @@
     if (heading && (fits || !mark)) body.scrollTop = top(heading) - 12;
     else body.scrollTop = mark ? top(mark) - body.clientHeight / 3 : 0;
   };
-  const show = async (id, page, quote, heading) => {
-    const seen = await call('GET', `documents/${encodeURIComponent(id)}/view?${query({ page, quote })}`);
+  const load = ({ id, page, quote }) => call('GET', `documents/${encodeURIComponent(id)}/view?${query({ page, quote })}`);
+  const show = inOrder(load, (seen, { id, quote, heading }) => {
     byId('viewer-title').textContent = seen.title;
     byId('viewer-body').innerHTML = seen.html;
     byId('viewer-download').href = `page/documents/${encodeURIComponent(id)}/original`;
@@ -82,19 +82,22 @@
     const mark = sheet && quote ? markQuote(sheet, quote) : null;
     if (image) byId('viewer-body').scrollTop = 0;
     else scrollTo(byId('viewer-body'), mark, sheet && heading ? findHeading(sheet, heading) : null);
-  };
+  });
   on('open-document', (button) => attempt(async () => {
+    const { page, quote, heading } = button.dataset;
+    if (!await show({ id: documentOf(button), page, quote, heading })) return;
     opener = button;
-    await show(documentOf(button), button.dataset.page, button.dataset.quote, button.dataset.heading);
     document.querySelector('[data-act=close-viewer]').focus();
   }));
   on('turn-page', (button) => attempt(async () => {
     const name = button.getAttribute('aria-label');
-    await show(documentOf(button), button.dataset.page, byId('viewer').dataset.quote);
+    const { quote } = byId('viewer').dataset;
+    if (!await show({ id: documentOf(button), page: button.dataset.page, quote })) return;
     const same = [...byId('viewer-body').querySelectorAll('[data-act=turn-page]')].find((other) => other.getAttribute('aria-label') === name);
     (same?.disabled ? byId('viewer-body') : same)?.focus();
   }));
   const close = () => {
+    show.drop(); // a page that was turned to just before does not open it again
     byId('viewer').hidden = true;
     document.body.classList.remove('viewer-open');
     opener?.focus();
