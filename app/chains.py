@@ -19,6 +19,7 @@ from app.chat_schema import ChatOptions, question_of
 from app.principal import DEFAULT_USER
 from app.turn_prompt import TurnDraft
 from app.turn_statistics import AnswerRecord
+from retrieval.question_kind import stands_alone
 from retrieval.records import Passage
 from retrieval.retriever import passage_document
 
@@ -133,8 +134,15 @@ def condense_by_context() -> Runnable[State, list[str]]:
 
 
 def wordings(question: str, earlier: Sequence[str]) -> list[str]:
-    """The question, and the question after the one before it. Never more of the history: it drowns what is asked."""
-    return [question, f"{earlier[-1]} {question}"] if earlier else [question]
+    """The question, and the question after the one before it.
+
+    Where that one goes on from the one before it ("and why?"), that one is told too. Never more of the history: it
+    drowns what is asked.
+    """
+    if not earlier:
+        return [question]
+    before = earlier[-1:] if stands_alone(earlier[-1]) else earlier[-2:]
+    return [question, " ".join([*before, question])]
 
 
 def condense_by_model(model: BaseChatModel, system_prompt: str = "") -> Runnable[State, list[str]]:

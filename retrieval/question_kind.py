@@ -68,7 +68,7 @@ _REFERS = re.compile(
 )
 _ENOUGH_TERMS = 3
 # How much a question counts beside its wordings with the one before it, where it can be understood by itself.
-STANDING_ALONE = 0.75
+STANDING_ALONE = 2 / 3
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 # Asks to go on, and measures, beside the function words of many languages.
 _GOING_ON = (

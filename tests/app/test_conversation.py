@@ -437,6 +437,15 @@ def test_errors_reach_the_caller_of_a_synchronous_run(setup):
         setup.chain.invoke({"input": "q"}, {})
 
 
+def test_a_follow_up_of_a_follow_up_is_worded_with_the_question_that_both_are_about():
+    cost, why, when = "How much do tickets cost?", "Any reason for it?", "Since when?"
+    assert chains.wordings(cost, []) == [cost]
+    assert chains.wordings(why, [cost]) == [why, f"{cost} {why}"]
+    assert chains.wordings(when, [cost, why]) == [when, f"{cost} {why} {when}"]
+    assert chains.wordings(why, ["When does the museum open?", cost]) == [why, f"{cost} {why}"]
+    assert chains.wordings(when, [cost, why, "And how?"]) == [when, f"{why} And how? {when}"]  # never more than two
+
+
 # ── condensing by a large model ──────────────────────────────────────────────────────────────────────────────────────
 
 
