@@ -32,12 +32,13 @@ from app.engines.client import MESSAGE_OVERHEAD_TOKENS
 from app.engines.patience import at_once
 from app.errors import RagstoneError, RequestError
 from app.fixed_texts import reply_to, texts_for
-from app.history import ConversationStore, Turn, TurnResult
+from app.history import ConversationStore, Turn
 from app.memory import MemoryRule
 from app.open_turn import Choice, OpenTurn
 from app.principal import DEFAULT_USER
 from app.small_talk import small_talk_of
 from app.turn_lock import TurnLocks
+from app.turn_progress import keep_progress
 from app.turn_prompt import PassageRule, TurnDraft
 from engine.errors import EngineError, PromptTooLongError
 
@@ -171,6 +172,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
         except BaseException:
             self._open_turns.remove(turn)
             raise
+        keeping = asyncio.create_task(keep_progress(turn, self._store_progress))
         try:
             if self._choose is not None:
                 turn.take(await asyncio.to_thread(self._choose, turn, self._store.turns))
@@ -203,6 +205,7 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             turn.finish_reason = "error"
             raise
         finally:
+            keeping.cancel()
             # As a task of its own: the storing must not be cancelled together with the turn it stores.
             closing = asyncio.create_task(self._close(turn))
             self._closing.add(closing)
@@ -335,27 +338,21 @@ class ConversationChain(Runnable[dict[str, Any], dict[str, Any]]):
             self._locks.release(turn.key)
 
     def _store_result(self, turn: OpenTurn) -> None:
-        if turn.index is None:
-            return
-        if turn.is_unchanged:
-            return
-        if turn.refused:
-            self._store.truncate(turn.user, turn.session_id, turn.index)
-            return
-        draft, answer = turn.draft or TurnDraft(prompt=turn.question), turn.said
-        result = TurnResult(
-            prompt=draft.prompt,
-            answer=answer,
-            sources=draft.sources,
-            placed=draft.placed,
-            num_tokens=_tokens_of(turn, draft.prompt, answer),
-            interrupted=turn.finish_reason in ("abort", "error"),
-            grounding=turn.grounding or (turn.continues.grounding if turn.continues else None),
-            finish_reason=turn.finish_reason,
-            statistics=turn.statistics,
-            settings=turn.settings,
-        )
-        self._store.finish_turn(turn.user, turn.session_id, turn.index, result)
+        with turn.storing:
+            turn.has_ended = True
+            if turn.index is None or turn.is_unchanged:
+                return
+            if turn.refused:
+                self._store.truncate(turn.user, turn.session_id, turn.index)
+                return
+            result = turn.result
+            num_tokens = _tokens_of(turn, result.prompt, result.answer)
+            self._store.finish_turn(turn.user, turn.session_id, turn.index, replace(result, num_tokens=num_tokens))
+
+    def _store_progress(self, turn: OpenTurn) -> None:
+        with turn.storing:
+            if turn.index is not None and not turn.has_ended:
+                self._store.note_progress(turn.user, turn.session_id, turn.index, turn.result)
 
 
 async def _first_read(turn: OpenTurn, source: Any) -> AsyncIterator[str]:

@@ -32,6 +32,9 @@ class GivenTurns(ConversationStore):
     def begin_turn(self, user: str, session_id: str, question: str, *, turn_id: str | None = None) -> int:
         return len(self._turns)
 
+    def note_progress(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
+        pass
+
     def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
         pass
 

@@ -138,6 +138,10 @@ class ConversationStore(ABC):
         """
 
     @abstractmethod
+    def note_progress(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
+        """Stores what has come so far of a turn that is being answered: interrupted, and without an end."""
+
+    @abstractmethod
     def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
         """Stores what came of a turn; feedback on it stays."""
 

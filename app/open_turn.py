@@ -1,5 +1,6 @@
 """A turn while it is being answered: what is known of it, what it said so far, and how it ends."""
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,7 +8,7 @@ from app.answerer import Answerer
 from app.answering import Answering
 from app.chat_schema import ChatOptions
 from app.continuing import answering_of, options_of, was_unchecked, without_last_mark
-from app.history import FinishReason, Turn, new_turn_id
+from app.history import FinishReason, Turn, TurnResult, new_turn_id
 from app.privacy import note_private
 from app.turn_prompt import TurnDraft
 from app.turn_statistics import AnswerRecord
@@ -46,6 +47,9 @@ class OpenTurn:
     grounding: dict[str, Any] | None = None
     refused: bool = False
     finish_reason: FinishReason = "abort"
+    storing: threading.Lock = field(default_factory=threading.Lock)
+    """Held by who writes it down; `has_ended` tells that its end has been."""
+    has_ended: bool = False
 
     def __post_init__(self) -> None:
         self.answering = self.answerer.answering
@@ -104,6 +108,22 @@ class OpenTurn:
             num_passages_left_out=len(draft.left_out),
             num_turns_left_out=self.num_turns_left_out,
         ).model_dump()
+
+    @property
+    def result(self) -> TurnResult:
+        """What is known of it so far, except how many tokens it has."""
+        draft = self.draft or TurnDraft(prompt=self.question)
+        return TurnResult(
+            prompt=draft.prompt,
+            answer=self.said,
+            sources=draft.sources,
+            placed=draft.placed,
+            interrupted=self.finish_reason in ("abort", "error"),
+            grounding=self.grounding or (self.continues.grounding if self.continues else None),
+            finish_reason=self.finish_reason,
+            statistics=self.statistics,
+            settings=self.settings,
+        )
 
     def complete(self) -> None:
         """The answer has come to its end."""

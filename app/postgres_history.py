@@ -90,6 +90,10 @@ class PostgresConversationStore(RecordConversationStore):
 
         self._ask(apply)
 
+    def _put(self, user: str, session_id: str, number: int, record: Record) -> None:
+        statement = "UPDATE ragstone_turns SET record = %s WHERE owner = %s AND session_id = %s AND number = %s"
+        self._ask(lambda connection: connection.execute(statement, (json.dumps(record), user, session_id, number)))
+
     def close(self) -> None:
         with self._lock:
             if self._connection is not None:

@@ -39,7 +39,7 @@ class Change:
 
 
 class RecordConversationStore(ConversationStore):
-    """The rules of conversations over `_heads`, `_head`, `_newest`, `_records`, `_record` and `_apply`.
+    """The rules of conversations over `_heads`, `_head`, `_newest`, `_records`, `_record`, `_apply` and `_put`.
 
     A head is {title, renamed, window_start, num_turns, created_at, updated_at, deleted_at}, a record a turn's fields.
     """
@@ -67,6 +67,10 @@ class RecordConversationStore(ConversationStore):
     @abstractmethod
     def _apply(self, user: str, session_id: str, change: Change) -> None:
         """Makes a change, the whole of it or nothing."""
+
+    @abstractmethod
+    def _put(self, user: str, session_id: str, number: int, record: Record) -> None:
+        """Changes one turn that is there, and nothing of its conversation's head."""
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -141,21 +145,20 @@ class RecordConversationStore(ConversationStore):
         self._apply(user, session_id, Change(head, {**dropped, index: record}))
         return index
 
+    def note_progress(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
+        record = self._record(user, session_id, index)
+        if record is not None:
+            so_far = replace(result, interrupted=True, finish_reason=None)
+            self._put(user, session_id, index, {**record, **_fields(so_far)})
+
     def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
         head, record = self._head(user, session_id), self._record(user, session_id, index)
         if head is None or record is None:
             return  # dropped while it was being answered
-        done = {
-            "prompt": result.prompt, "answer": result.answer, "sources": list(result.sources),
-            "placed": list(result.placed), "num_tokens": result.num_tokens, "interrupted": result.interrupted,
-            "messages": messages_to_dict(result.messages) if result.messages else None,
-            "grounding": result.grounding, "finish_reason": result.finish_reason, "statistics": result.statistics,
-            "settings": result.settings,
-        }  # fmt: skip
         self._apply(
             user,
             session_id,
-            Change({**head, "updated_at": stored_now(head["updated_at"])}, {index: {**record, **done}}),
+            Change({**head, "updated_at": stored_now(head["updated_at"])}, {index: {**record, **_fields(result)}}),
         )
 
     def set_feedback(self, user: str, session_id: str, index: int, feedback: Feedback | None) -> bool:
@@ -163,8 +166,7 @@ class RecordConversationStore(ConversationStore):
         record = None if head is None else self._record(user, session_id, index)
         if record is None:
             return False
-        rated = {**record, "feedback": None if feedback is None else vars(feedback)}
-        self._apply(user, session_id, Change(head, {index: rated}))
+        self._put(user, session_id, index, {**record, "feedback": None if feedback is None else vars(feedback)})
         return True
 
     # ── conversations ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,6 +225,16 @@ def _conversation(session_id: str, head: Record) -> Conversation:
     return Conversation(
         session_id, head["title"], head["num_turns"], head["window_start"], head["created_at"], head["updated_at"]
     )
+
+
+def _fields(result: TurnResult) -> Record:
+    """Of a turn's record, what its end, or what has come so far, tells."""
+    return {
+        "prompt": result.prompt, "answer": result.answer, "sources": list(result.sources),
+        "placed": list(result.placed), "num_tokens": result.num_tokens, "interrupted": result.interrupted,
+        "messages": messages_to_dict(result.messages) if result.messages else None, "grounding": result.grounding,
+        "finish_reason": result.finish_reason, "statistics": result.statistics, "settings": result.settings,
+    }  # fmt: skip
 
 
 def _turn(index: int, record: Record) -> Turn:

@@ -86,6 +86,9 @@ class RedisConversationStore(RecordConversationStore):
                     pipeline.hset(turns, str(number), json.dumps(record))
         self._ask(pipeline.execute)
 
+    def _put(self, user: str, session_id: str, number: int, record: Record) -> None:
+        self._ask(self._redis.hset, _turns_key(user, session_id), str(number), json.dumps(record))
+
     def close(self) -> None:
         self._redis.close()
 

@@ -203,30 +203,13 @@ class SQLiteConversationStore(ConversationStore):
             )
         return int(index)
 
-    def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
-        messages = messages_to_dict(result.messages) if result.messages else None
+    def note_progress(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
         with self._transaction() as connection:
-            connection.execute(
-                "UPDATE turns SET prompt = ?, answer = ?, sources = ?, placed = ?, num_tokens = ?, interrupted = ?, "
-                "messages = ?, grounding = ?, finish_reason = ?, statistics = ?, settings = ? "
-                "WHERE user = ? AND session_id = ? AND number = ?",
-                (
-                    result.prompt,
-                    result.answer,
-                    json.dumps(list(result.sources)),
-                    json.dumps(list(result.placed)),
-                    result.num_tokens,
-                    int(result.interrupted),
-                    _json(messages),
-                    _json(result.grounding),
-                    result.finish_reason,
-                    _json(result.statistics),
-                    _json(result.settings),
-                    user,
-                    session_id,
-                    index,
-                ),
-            )
+            _write(connection, (user, session_id, index), replace(result, interrupted=True, finish_reason=None))
+
+    def finish_turn(self, user: str, session_id: str, index: int, result: TurnResult) -> None:
+        with self._transaction() as connection:
+            _write(connection, (user, session_id, index), result)
             connection.execute(
                 "UPDATE conversations SET updated_at = ? WHERE user = ? AND session_id = ?",
                 (_now(connection, user), user, session_id),
@@ -299,6 +282,29 @@ class SQLiteConversationStore(ConversationStore):
 def _purge(connection: sqlite3.Connection) -> None:
     """Drops for good what was deleted too long ago to be restored."""
     connection.execute("DELETE FROM conversations WHERE deleted_at < ?", (oldest_kept(),))
+
+
+def _write(connection: sqlite3.Connection, turn: tuple[str, str, int], result: TurnResult) -> None:
+    """Sets what is known of a turn: (user, conversation, number)."""
+    connection.execute(
+        "UPDATE turns SET prompt = ?, answer = ?, sources = ?, placed = ?, num_tokens = ?, interrupted = ?, "
+        "messages = ?, grounding = ?, finish_reason = ?, statistics = ?, settings = ? "
+        "WHERE user = ? AND session_id = ? AND number = ?",
+        (
+            result.prompt,
+            result.answer,
+            json.dumps(list(result.sources)),
+            json.dumps(list(result.placed)),
+            result.num_tokens,
+            int(result.interrupted),
+            _json(messages_to_dict(result.messages) if result.messages else None),
+            _json(result.grounding),
+            result.finish_reason,
+            _json(result.statistics),
+            _json(result.settings),
+            *turn,
+        ),
+    )
 
 
 def _turn(row: tuple[Any, ...]) -> Turn:

@@ -163,8 +163,9 @@ class Turn:
 
     @property
     def can_continue(self) -> bool:
-        """Whether the answer ended before it was whole, by its length or by the person."""
-        is_cut = self.state is TurnState.STOPPED or (self.state is TurnState.DONE and self.finish_reason == "length")
+        """Whether the answer ended before it was whole, by its length, the person or the end of the server."""
+        is_stopped = self.state in (TurnState.STOPPED, TurnState.UNFINISHED)
+        is_cut = is_stopped or (self.state is TurnState.DONE and self.finish_reason == "length")
         is_broken_off = self.state is TurnState.FAILED and self.is_accepted
         return bool(self.answer) and (is_cut or is_broken_off)
 

@@ -116,7 +116,11 @@ def create_router(services: Services) -> APIRouter:
 
     @router.get("/{session_id:path}", response_model=ConversationDetail)
     async def read_conversation(user: CurrentUser, session_id: SessionId) -> ConversationDetail:
-        """A conversation with all its turns. A turn that is being answered shows as interrupted until it ends."""
+        """A conversation with all its turns. A turn that is being answered shows as interrupted until it ends.
+
+        Its words so far are there within a second or so; a turn that stays without `finish_reason` was broken off by
+        the end of the server, and can be continued.
+        """
         return await _detail(user, session_id)
 
     @router.patch("/{session_id:path}", response_model=ConversationEntry)

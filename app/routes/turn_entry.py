@@ -68,7 +68,8 @@ class TurnEntry(BaseModel):
     grounding: Grounding | None = None
     finish_reason: Literal["stop", "length", "abort", "error"] | None = Field(
         default=None,
-        description="length: cut by max_tokens; abort: stopped; null for a turn that runs, and for old ones.",
+        description="length: cut by max_tokens; abort: stopped; null for a turn that runs, for one that the end of the "
+        "server broke off, and for old ones.",
     )
     statistics: TurnStatistics | None = None
     feedback: FeedbackEntry | None = None

@@ -51,6 +51,23 @@ def test_a_turn_that_has_only_begun_is_interrupted_so_that_a_crash_keeps_the_que
     assert (turn.question, turn.answer, turn.interrupted) == ("what?", "", True)
 
 
+def test_what_has_come_of_an_answer_is_stored_and_has_no_end_until_it_is_finished(store):
+    store.rename("local", "s", "Mine") if store.begin_turn("local", "s", "what?") == 0 else None
+    so_far = TurnResult(answer="so f", sources=[{"n": 1}], settings={"model": "m"}, finish_reason="abort")
+    store.note_progress("local", "s", 0, so_far)
+    (turn,) = store.turns("local", "s")
+    assert (turn.answer, turn.interrupted, turn.finish_reason) == ("so f", True, None)
+    assert (turn.sources, turn.settings) == (({"n": 1},), {"model": "m"})
+    store.finish_turn("local", "s", 0, TurnResult(answer="so far", finish_reason="stop"))
+    (turn,) = store.turns("local", "s")
+    assert (turn.answer, turn.interrupted, turn.finish_reason) == ("so far", False, "stop")
+    store.note_progress("local", "s", 1, so_far)
+    store.note_progress("local", "nowhere", 0, so_far)
+    assert [(entry.session_id, entry.title, entry.num_turns) for entry in store.conversations("local")] == [
+        ("s", "Mine", 1)
+    ]
+
+
 def test_turns_are_numbered_from_zero(store):
     assert [add(store, f"q{number}") for number in range(3)] == [0, 1, 2]
     assert [turn.question for turn in store.turns("local", "s")] == ["q0", "q1", "q2"]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -41,11 +41,12 @@ sys.exit(serve.serve(settings))
 """
 
 
-@pytest.fixture
-def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """The process and its address, once it is ready."""
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(port), str(tmp_path)], env=environment)
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(port), str(folder)], env=environment)
     address = f"http://127.0.0.1:{port}"
 
     def is_ready() -> bool:
@@ -61,6 +62,38 @@ def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     finally:
         child.kill()
         child.wait()
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server on the data of one that was killed in the middle of an answer, after 21 words had been read."""
+    folder, read = tmp_path_factory.mktemp("killed"), ""
+    with serving(folder) as (child, address), suppress(httpx.TransportError), ExitStack() as stack:
+        body = question("hi", "broken")
+        response = stack.enter_context(httpx.stream("POST", f"{address}/chat/stream", json=body, timeout=60))
+        for piece in response.iter_text():
+            read += piece
+            if "word20" in read:
+                child.kill()
+    assert "word20" in read
+    with serving(folder) as started:
+        yield started
+
+
+def test_words_that_were_read_before_the_server_was_killed_are_kept_and_can_be_continued(
+    process: tuple[subprocess.Popen[bytes], str],
+) -> None:
+    _, address = process
+    (turn,) = httpx.get(f"{address}/api/v1/conversations/broken").json()["turns"]
+    assert (turn["question"], turn["interrupted"], turn["finish_reason"]) == ("hi", True, None)
+    assert turn["answer"].startswith("word0 word1 word2 word3 ")
+    body = question("", "broken", continue_turn=True)
+    more = httpx.post(f"{address}/chat/invoke", json=body, timeout=60).json()["output"]
+    assert (more["index"], more["finish_reason"]) == (0, "stop")
+    (continued,) = httpx.get(f"{address}/api/v1/conversations/broken").json()["turns"]
+    assert continued["answer"].startswith(turn["answer"])
+    assert continued["answer"].endswith("word29 ")
+    assert continued["interrupted"] is False
 
 
 def test_sigterm_lets_streams_finish_and_refuses_new_ones(process: tuple[subprocess.Popen[bytes], str]) -> None:
