@@ -1,7 +1,7 @@
 """Uploads: multipart bodies streamed to files, with a limit on each file, and names that cannot leave the folder.
 
-Format: RFC 7578. Files are written as they arrive, so that a large one never stands in memory, and below the data
-folder.
+Format: RFC 7578, with names as the HTML standard has browsers write them ("multipart/form-data encoding"). Files are
+written as they arrive, so that a large one never stands in memory, and below the data folder.
 """
 
 import re
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MAX_FILES = 1000
 MAX_FIELD_BYTES = 64 * 1024
+# All that is escaped in a name; "%" is not, so that nothing else may be decoded.
+_ESCAPED = {b"%22": b'"', b"%0D": b"\r", b"%0A": b"\n"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,13 @@ def safe_name(name: str) -> str:
     last = re.split(r"[/\\]", name)[-1]
     last = "".join(character for character in last if character.isprintable()).strip()
     return "" if last in ("", ".", "..") else last[-200:]
+
+
+def _unescaped(name: bytes) -> str:
+    """A field's or a file's name as it was before a browser wrote it into a header."""
+    for escape, character in _ESCAPED.items():
+        name = name.replace(escape, character)
+    return name.decode("utf-8", "replace")
 
 
 @contextmanager
@@ -129,12 +138,12 @@ class _FormReader:
 
     def _headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
-        self._field = options.get(b"name", b"").decode("utf-8", "replace")
+        self._field = _unescaped(options.get(b"name", b""))
         if b"filename" not in options:
             return
         if len(self.form.files) >= MAX_FILES:
             raise RequestError(f"more than {MAX_FILES} files in one request: send them in several", field="files")
-        name = safe_name(options[b"filename"].decode("utf-8", "replace"))
+        name = safe_name(_unescaped(options[b"filename"]))
         # The client's name goes no further than the listing; on disk the file has a number and its extension.
         path = self._folder / f"{len(self.form.files)}{Path(name).suffix[:16]}"
         self._file = path.open("wb")

@@ -9,9 +9,16 @@ from retrieval.errors import EmptyDocumentError
 
 BlockKind = Literal["prose", "table", "records", "code"]
 
+# What programs write where no title was given: their own name, or a file's.
 _ODD_TITLE = re.compile(
-    r"\.(docx?|pdf|tex|dvi|indd|pptx?|xlsx?)$|^(untitled|microsoft word)\b|^(word document|document|"
-    r"(powerpoint )?presentation|slide 1|workbook|book1|sheet1)$|^\W*$",
+    r"\.(docx?|odt|rtf|txt|md|html?|pdf|tex|dvi|indd|pptx?|odp|xlsx?|ods|tmp)$|^(untitled|microsoft word)\b|"
+    r"^(word document|document|(powerpoint )?presentation|slide 1|workbook|book1|sheet1)$|^\W*$",
+    re.IGNORECASE,
+)
+# Where it was printed from: an address, or the path of a file. Those of one word; titles may begin with "/" or "A:".
+_ADDRESS = re.compile(
+    r"(about|data|file|blob):\S.*|[a-z][a-z0-9+.-]*://\S*|www\.\S*|[a-z]:[\\/].*|\\\\\S.*|/\S*|"
+    r"(/private)?/(tmp|var|home|users)/.*|tmp\w{6,}",
     re.IGNORECASE,
 )
 
@@ -48,9 +55,9 @@ class LoadedDocument:
 
 
 def chosen_title(*candidates: str) -> str:
-    """The first title that says something: programs fill in their own name, or the name of a file."""
+    """The first title that says something, or "": programs fill in their own name, a file's, or an address."""
     plain = (" ".join(candidate.split()) for candidate in candidates)
-    return next((title for title in plain if not _ODD_TITLE.search(title)), "")
+    return next((title for title in plain if not _ODD_TITLE.search(title) and not _ADDRESS.fullmatch(title)), "")
 
 
 class TextBuilder:

@@ -113,6 +113,22 @@ def test_safe_names(name, safe):
     assert safe_name(name) == safe
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("a'b%22c.txt", "a'b\"c.txt"),
+        ("a%0D%0Ab.txt", "ab.txt"),
+        ("100%20%25.txt", "100%20%25.txt"),
+        ("%2F.txt", "%2F.txt"),
+    ],
+)
+def test_a_name_is_read_as_browsers_write_it_and_no_more_of_it_is_decoded(server, written, name):
+    part = f'Content-Disposition: form-data; name="files"; filename="{written}"\r\n\r\nText.'.encode()
+    (result,) = post_raw(server, raw_form(part)).json()["results"]
+    assert (result["name"], result["status"]) == (name, "added")
+    server.client.delete(f"/api/v1/documents/{result['document_id']}")
+
+
 def test_a_file_without_a_usable_name_fails_by_itself(server):
     part = b'Content-Disposition: form-data; name="files"; filename=".."\r\n\r\ntext'
     (result,) = post_raw(server, raw_form(part)).json()["results"]

@@ -25,9 +25,22 @@ def test_the_outline_gives_the_headings() -> None:
     assert [block.headings for block in document.blocks] == [(), ("One",), ("One",), ("Two",)]
 
 
-@pytest.mark.parametrize("title", [None, "Microsoft Word - draft.docx", "untitled", "  "])
+@pytest.mark.parametrize(
+    "title",
+    [None, "Microsoft Word - draft.docx", "untitled", "  ", "about:blank", "https://example.org/report?id=7",
+     "www.a.org/b", "file:///C:/My files/a.htm", "C:\\Temp\\~a 1.tmp", "\\\\server\\share\\a b", "/tmp/print job",
+     "/srv/a/b", "tmpx8a_1k2z", "index.html"],
+)  # fmt: skip
 def test_a_title_that_is_none_gives_way_to_the_file_name(title: str | None) -> None:
     assert load("annual report.pdf", text_pdf(["text"], title=title)).title == "annual report"
+
+
+@pytest.mark.parametrize(
+    "title",
+    ["About: a novel", "Data: what it is", "https://a.org explained", "/dev/null considered harmful", "Temple"],
+)  # fmt: skip
+def test_a_title_that_only_resembles_an_address_is_kept(title: str) -> None:
+    assert load("a.pdf", text_pdf(["text"], title=title)).title == title
 
 
 def test_a_scan_needs_ocr_and_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
