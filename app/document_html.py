@@ -4,8 +4,8 @@ What may stay is listed; all else is dropped by a sanitizer (nh3, on the rules o
 """
 
 import re
-from html import escape
-from typing import Any
+from collections.abc import Callable
+from html import escape, unescape
 
 import nh3
 from markdown_it import MarkdownIt
@@ -34,12 +34,15 @@ _ATTRIBUTES = {
     "*": {"dir", "lang"},
     "a": {"href", "title"},
     "abbr": {"title"},
-    "img": {"src", "alt", "width", "height"},
+    "img": {"src", "alt", "title", "width", "height"},
     "ol": {"start", "reversed"},
     "td": {"colspan", "rowspan"},
     "th": {"colspan", "rowspan", "scope"},
 }
 _PICTURE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]+", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)([a-zA-Z][\w-]*)((?:\s+[^\s=>\"]+=\"[^\"]*\")*)\s*/?>")
+_ATTRIBUTE = re.compile(r"([^\s=>\"]+)=\"([^\"]*)\"")
+_ELSEWHERE = re.compile(r"https?:|//|(?![a-z][a-z0-9+.-]*:)", re.IGNORECASE)
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 # Tags in Markdown are shown as they are written: there they are text as often as not.
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
@@ -49,7 +52,8 @@ def document_html(suffix: str, data: bytes) -> str | None:
     """The file as safe HTML; None for other formats than HTML and Markdown, and for what is too large to look at.
 
     Headings stay headings, links lead to http(s) and mailto and open beside the page, and pictures are those within
-    the file. Raises LoadError for a file that is no text.
+    the file; of others the address is left, as `title` of an `img` without `src`. Raises LoadError for a file that is
+    no text.
     """
     if len(data) > MAX_RENDERED_BYTES:
         return None
@@ -63,19 +67,43 @@ def document_html(suffix: str, data: bytes) -> str | None:
 
 
 def _clean(html: str) -> str:
+    safe = _sanitized(html, _but_for_pictures)
+    # Twice: what is put into the addresses' place goes through the rules as all else does.
+    return _sanitized(_TAG.sub(_without_loading, safe), _kept) if "<img" in safe else safe
+
+
+def _sanitized(html: str, attribute_filter: Callable[[str, str, str], str | None]) -> str:
     return nh3.clean(
         html,
         tags=set(_TAGS),
         clean_content_tags=set(_DROPPED),
         attributes=_ATTRIBUTES,
-        attribute_filter=_kept,
+        attribute_filter=attribute_filter,
         set_tag_attribute_values={"a": {"target": "_blank"}},
         link_rel="noopener noreferrer nofollow",
         url_schemes={"http", "https", "mailto", "data"},
     )
 
 
-def _kept(tag: str, name: str, value: str) -> Any:
+def _without_loading(tag: "re.Match[str]") -> str:
+    """A tag of sanitized HTML, where every value stands in double quotes: a picture of elsewhere names its address."""
+    if tag[1] or tag[2].lower() != "img":
+        return tag[0]
+    attributes = dict(_ATTRIBUTE.findall(tag[3]))
+    address = attributes.pop("src", "")
+    if _PICTURE.fullmatch(unescape(address)):
+        return tag[0]
+    attributes.pop("title", None)
+    if address and _ELSEWHERE.match(address):
+        attributes["title"] = address
+    return "<img" + "".join(f' {name}="{value}"' for name, value in attributes.items()) + ">"
+
+
+def _but_for_pictures(tag: str, name: str, value: str) -> str | None:
+    return value if (tag, name) == ("img", "src") else _kept(tag, name, value)
+
+
+def _kept(tag: str, name: str, value: str) -> str | None:
     """An attribute's value, or None to drop it: links within a site lead nowhere from here."""
     if name == "href":
         return value if _LINK.match(value) else None

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -23,6 +23,14 @@ _LINK_SCHEMES = ("http://", "https://", "mailto:")
 _MARK = re.compile(r"\[(\?|\d{1,4}(?:\s*,\s*\d{1,4})*)\]")
 # Of a passage: plain, of a sentence that supports the answer, of a word in it that the answer has too.
 _LEVELS = (("", ""), ("<mark>", "</mark>"), ('<mark class="word">', "</mark>"))
+# What begins a line that is not the one before it, gone on: list marks, table rows, indents, fences.
+_NEW_LINE = re.compile(r"[-*+•–]\s|\d{1,3}[.)]\s|[a-z][.)]\s|#{1,6}\s|\||>|```|\s", re.IGNORECASE)
+_APART = re.compile(r"\t|\S {3,}\S|[{};]$")  # cells of a table, code
+_UNSPACED = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef\u3000-\u303f]")
+# A line is wrapped where it is not much shorter than the longest of its paragraph, and that is not short itself.
+_LEAST_WIDTH = 30
+_LEAST_FILL = 0.7
+_REFERENCE = re.compile(r"\[([^\[\]\n]+)\]\[[^\[\]\n]*\]")
 UNEXPLAINED = "No source supports this sentence."
 
 
@@ -124,6 +132,58 @@ def markdown_html(markdown: str, marks: Marks | None = None) -> str:
     """Markdown as HTML that cannot load or run anything."""
     env = {} if marks is None else {"marks": marks, "explanations": iter(marks.explanations)}
     return str(_MARKDOWN.render(valid_text(markdown), env))
+
+
+def text_of_markdown(markdown: str) -> str:
+    """What a reader sees of it as text: no addresses of links, no numbers of lists, no pictures, entities as letters.
+
+    A reference is taken for a link, as what it refers to may stand elsewhere.
+    """
+    pieces: list[str] = []
+    for token in _MARKDOWN.parse(_REFERENCE.sub(r"\1", valid_text(markdown))):
+        for part in token.children or (token,):
+            if part.type in ("text", "code_inline", "fence", "code_block"):
+                pieces.append(part.content)
+            elif part.type in ("softbreak", "hardbreak"):
+                pieces.append(" ")
+        if token.nesting <= 0 and pieces and pieces[-1] != "\n":
+            pieces.append("\n")
+    return "".join(pieces).strip()
+
+
+def unwrapped(text: str) -> str:
+    """Prose that was wrapped line by line, as PDFs hold it, fit to be wrapped anew; tables, lists and code stay.
+
+    Each line break becomes one character, so that places in the text stay right: a space, or one of no width behind a
+    hyphen and between characters of scripts without spaces.
+    """
+    return "\n\n".join(_unwrapped_paragraph(paragraph) for paragraph in text.split("\n\n"))
+
+
+def _unwrapped_paragraph(paragraph: str) -> str:
+    lines = paragraph.split("\n")
+    width = max(map(len, lines))
+    parts = [lines[0]]
+    for before, after in pairwise(lines):
+        joins = width >= _LEAST_WIDTH and len(before) >= _LEAST_FILL * width and _goes_on(before, after)
+        parts += [_joint(before, after) if joins else "\n", after]
+    return "".join(parts)
+
+
+def _goes_on(before: str, after: str) -> bool:
+    if not before.strip() or not after or _NEW_LINE.match(after) or before.startswith("|"):
+        return False
+    return not any(_APART.search(line) or _is_mostly_numbers(line) for line in (before, after))
+
+
+def _is_mostly_numbers(line: str) -> bool:
+    words = line.split()
+    return sum(any(character.isdigit() for character in word) for word in words) * 3 > len(words)
+
+
+def _joint(before: str, after: str) -> str:
+    is_cut = re.search(r"\w[-‐]$", before) or (_UNSPACED.match(before[-1]) and _UNSPACED.match(after[0]))
+    return "\u200b" if is_cut else " "
 
 
 def marked_html(text: str, sentences: Sequence[Span], words: Sequence[Span]) -> str:

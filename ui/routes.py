@@ -18,6 +18,7 @@ from ui.client import ApiClient
 from ui.conversation import Feedback
 from ui.errors import RequestRefusedError, UIError
 from ui.library_html import choices_html, collections_html, documents_html, viewer_html, welcome_html
+from ui.markdown import text_of_markdown
 from ui.metrics import readings
 from ui.sidebar_html import conversations_html, health_html, notice_html
 
@@ -209,7 +210,8 @@ def _add_documents(router: APIRouter, client: ApiClient) -> None:
         document = await user.document(document_id)
         rendered = await user.rendered(document_id)
         sections = await user.sections(document_id) if rendered is None else []
-        return {"title": document.title, "html": viewer_html(document, sections, page, rendered, quote)}
+        html = viewer_html(document, sections, page, rendered, quote)
+        return {"title": document.title, "html": html, "quote": text_of_markdown(quote)}
 
     @router.get("/documents/{document_id}/original")
     async def original(document_id: str, request: Request) -> Response:

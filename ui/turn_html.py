@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ui.conversation import Conversation, Grounding, Sentence, Source, Turn, TurnState
 from ui.icons import icon, icon_button
-from ui.markdown import Marks, markdown_html, marked_html, text_html
+from ui.markdown import Marks, markdown_html, marked_html, text_html, unwrapped
 
 PREVIEW_CHARS = 160
 QUOTE_CHARS = 400
@@ -177,12 +177,14 @@ def _source_html(source: Source, index: int, grounding: Grounding | None) -> str
     page = "" if source.page is None else f' data-page="{source.page}"'
     heading = "" if source.heading is None else f' data-heading="{text_html(source.heading)}"'
     used = ' <span class="used">cited</span>' if quotes else ""
+    # Pages are laid out; of other documents a line ends where whoever wrote it ended it.
+    text = source.text if source.page is None else unwrapped(source.text)
     return (
         f'<details class="source" id="source-{index}-{source.n}" data-document="{text_html(source.document_id)}">'
         f'<summary{score}><span class="number">{source.n}</span>'
         f'<span class="title" dir="auto">{text_html(source.title)}</span>{used}{locator}'
         f'<span class="preview" dir="auto">{text_html(_preview(quotes[0] if quotes else source.text))}</span></summary>'
-        f'<div class="passage" dir="auto" tabindex="0">{marked_html(source.text, sentences, words)}</div>'
+        f'<div class="passage" dir="auto" tabindex="0">{marked_html(text, sentences, words)}</div>'
         f'<button type="button" class="pill" data-act="open-document"{page}{heading} '
         f'data-quote="{text_html(_to_find(source, supported))}">{icon("open")}Open document</button>'
         "</details>"
@@ -193,9 +195,7 @@ def _to_find(source: Source, supported: Sequence[Sentence]) -> str:
     """What to look for in the document: the first supporting sentence as it is written there, else the passage."""
     for sentence in supported:
         if sentence.quote is not None:
-            written = "" if sentence.span is None else source.text[slice(*sentence.span)]
-            # The address of a link is written in Markdown, and not seen.
-            return sentence.quote if not written or "](" in written else written
+            return sentence.quote if sentence.span is None else source.text[slice(*sentence.span)]
     return source.text[:QUOTE_CHARS]
 
 

@@ -125,13 +125,16 @@ def test_html_and_markdown_are_given_as_html_that_is_safe_to_show(server, shelf)
     [
         ('<p onclick="hit()" style="x" id="a" class="b" lang="de">a</p>', '<p lang="de">a</p>'),
         ("<p>a<script>hit()</script><style>@import 'x'</style><iframe src='x'>b</iframe>", "<p>a</p>"),
-        ('<img src="http://x/y.png" alt="An owl" onerror="hit()">', '<img alt="An owl">'),
+        ('<img src="http://x/y.png" alt="An owl" onerror="hit()">', '<img alt="An owl" title="http://x/y.png">'),
+        ('<img alt="<b>" src="a?c&quot;d" title="e">', '<img alt="&lt;b&gt;" title="a?c&quot;d">'),
+        ("<b title='<img src=x>'>a</b><img src='javascript:hit()'>", "<b>a</b><img>"),
+        ("<q dir='<img src=\"x\">'>a</q><img>", '<q dir="&lt;img src=&quot;x&quot;&gt;">a</q><img>'),
         ('<img src="data:image/png;base64,AAAA">', '<img src="data:image/png;base64,AAAA">'),
         ('<img src="data:image/svg+xml;base64,AAAA">', "<img>"),
         ('<form action="http://x"><input value="a"><button>b</button>c</form>', "c"),
         ("<svg><a xlink:href='javascript:hit()'>a</a></svg><math><mi>b</mi></math>c", "c"),
         ("<!-- a --><base href='http://x'><meta http-equiv=refresh content='0;http://x'><link href=x>b", "b"),
-        ("<noscript><p title='</noscript><img src=x onerror=hit()>'>", "<img>'&gt;"),
+        ("<noscript><p title='</noscript><img src=x onerror=hit()>'>", '<img title="x">\'&gt;'),
     ],
 )
 def test_nothing_in_a_document_runs_or_loads_when_it_is_shown(given, kept):

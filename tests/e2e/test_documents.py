@@ -99,6 +99,50 @@ async def test_files_are_dropped_on_the_chat_or_chosen_there_and_may_be_kept_pri
     await chat.page.get_by_label("Keep private").uncheck()
 
 
+async def test_results_go_with_their_collection_once_seen_and_toasts_with_their_view(
+    scripted_chat: ChatPage, script: FakeApi, tmp_path: Path
+) -> None:
+    chat = scripted_chat
+    collections = chat.page.get_by_role("group", name="Collections")
+    files = [tmp_path / name for name in ("one.txt", "two.txt", "three.txt")]
+    for file in files:
+        file.write_text("text")
+    results = await chat.upload(files[0])
+    await expect(results).to_contain_text("Added: 1 passage")
+    await chat.press("Dismiss results")
+    await expect(results).to_have_count(0)
+    await expect(chat.page.get_by_role("button", name="Dismiss results")).to_be_hidden()
+
+    await collections.get_by_role("button", name="Sample handbook").click()
+    await expect(chat.page.locator("#drop-target")).to_have_text("Sample handbook")
+    script.job_lasts = True
+    await chat.upload(*files[1:])
+    await expect(results.first).to_contain_text("being read")
+    await collections.get_by_role("button", name="My documents").click()
+    await chat.view("Chat")
+    script.job_lasts = False
+    await expect(chat.page.locator("#uploads .added")).to_have_count(2, timeout=PATIENCE_MS)  # out of sight
+    assert {name: item["collection"] for name, item in script.documents.items()} == {
+        "one.txt": "default",
+        "two.txt": "handbook",
+        "three.txt": "handbook",
+    }
+    await chat.view("Documents")
+    await expect(results.last).to_be_visible()
+    await collections.get_by_role("button", name="All").click()
+    await expect(results).to_have_count(0)
+
+    await chat.page.get_by_role("button", name="Read one.txt again").click()
+    said = chat.page.get_by_text("Read “one.txt” again")
+    heading = await chat.page.get_by_role("heading", name="Documents").bounding_box()
+    box = await said.bounding_box()
+    assert heading
+    assert box
+    assert box["y"] >= heading["y"] + heading["height"]
+    await chat.view("Status")
+    await expect(said).to_have_count(0)
+
+
 async def test_upload_is_cancelled_and_feedback_saved(scripted_chat: ChatPage, script: FakeApi, tmp_path: Path) -> None:
     chat = scripted_chat
     script.job_lasts = True

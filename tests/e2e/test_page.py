@@ -196,6 +196,39 @@ async def test_citation_opens_its_source_and_the_document_at_its_page(
     assert await chat.page.evaluate("window.hit") is None
 
 
+async def test_quote_that_markdown_writes_otherwise_is_marked_and_a_picture_of_elsewhere_is_named(
+    scripted_chat: ChatPage, script: FakeApi, tmp_path: Path
+) -> None:
+    chat = scripted_chat
+    document = tmp_path / "lamp.html"
+    document.write_text(
+        "<p><img alt='A lamp' title='https://example.org/lamp.png'></p><ol><li>Wait.</li>"
+        "<li>Hold the <em>red</em> button &amp; wait.</li></ol>"
+    )
+    results = await chat.upload(document)
+    await expect(results).to_contain_text("Added: 1 passage", timeout=PATIENCE_MS)
+    await chat.view("Chat")
+    written = "2. Hold the *red* [button](https://example.org/b) &amp; wait."
+    source = {
+        "n": 1,
+        "document_id": "lamp.html",
+        "title": "Lamp",
+        "page": None,
+        "heading": None,
+        "text": written,
+        "score": 0.9,
+    }
+    script.script = Script(pieces=["Hold it."], sources=[source])
+    await chat.ask("How is it reset?")
+    await chat.answered()
+    await chat.sources.first.locator("summary").click()
+    await chat.press("Open document")
+    await expect(chat.viewer.locator("mark").first).to_be_in_viewport()
+    assert "".join(await chat.viewer.locator("mark").all_inner_texts()) == "Hold theredbutton & wait"
+    await expect(chat.viewer.get_by_text("[Picture: A lamp: https://example.org/lamp.png]")).to_be_visible()
+    await expect(chat.viewer.get_by_role("img")).to_have_count(0)
+
+
 async def test_what_the_documents_do_not_hold_is_a_state_of_its_own_and_can_be_rated(
     scripted_chat: ChatPage, script: FakeApi
 ) -> None:
@@ -333,6 +366,11 @@ async def test_phone_has_one_column_with_the_list_behind_a_button_and_dark_has_c
         wide = f"\n\n| {' | '.join('abcdefgh' * 9)} |\n|{'-|' * 72}\n\n```\n{'code ' * 99}\n```\n"
         script.script = Script(pieces=["It is a time [1]. ", "It is 42 ms [?].", wide], grounding=GROUNDING)
         await expect(chat.conversations).to_be_hidden()
+        await chat.page.set_viewport_size({"width": 320, "height": 568})
+        await chat.page.locator("#transcript").evaluate("transcript => transcript.scrollTo(0, 5)")
+        await asyncio.sleep(0.3)
+        await expect(chat.page.locator("#newest")).to_be_hidden()
+        await chat.page.set_viewport_size(PHONE)  # type: ignore[arg-type]
         await chat.ask("What does TTFT measure?")
         await chat.answered()
         assert not await overflows(chat.page)

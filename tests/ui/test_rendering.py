@@ -16,7 +16,7 @@ from ui.library_html import (
     viewer_html,
     welcome_html,
 )
-from ui.markdown import Marks, markdown_html, marked_html, text_html
+from ui.markdown import Marks, markdown_html, marked_html, text_html, text_of_markdown, unwrapped
 from ui.records import Collection, ConversationEntry, Document, Health, Section
 from ui.sidebar_html import conversations_html, health_html, notice_html
 from ui.turn_html import after_answer_html, conversation_html, earlier_html, sources_html, turn_html
@@ -172,6 +172,76 @@ def test_sentences_that_support_an_answer_and_words_in_them_are_marked_in_the_pa
     grounding = Grounding.from_json({"state": "answered", "sentences": [stored, {"text": "t", "supported": False}]})
     turn = Turn("q", "a", [Source(1, "d", "t", None, None, "First. The second part.", 0.5)], grounding=grounding)
     assert 'First. <mark>The </mark><mark class="word">second</mark><mark> part.</mark>' in sources_html(turn, 0)
+
+
+WRAPPED = (
+    "2 Warranty\n"
+    "The warranty covers parts and labour for a period of\n"
+    "two years from the day of delivery. It is void if a well-\n"
+    "known cause is to blame, among them water, sand and\n"
+    "lightning.\n"
+    "- Send the device with its receipt to the workshop that\n"
+    "sold it.\n"
+    "- Keep the parcel.\n\n"
+    "| Part that is covered | Years | Price of a repair |\n"
+    "| The battery of the device | 1 | 20 |\n\n"
+    "保証は納品の日から二年間、部品と作業に適用されます。水や砂、雷によ\n"
+    "る故障は対象外です。"
+)
+
+
+def test_wrapped_prose_of_a_page_flows_in_its_card_and_its_marks_stay_where_they_were() -> None:
+    flowing = unwrapped(WRAPPED)
+    assert len(flowing) == len(WRAPPED)
+    assert flowing.splitlines() == [
+        "2 Warranty",
+        "The warranty covers parts and labour for a period of two years from the day of delivery. It is void if a well-"
+        "\u200bknown cause is to blame, among them water, sand and lightning.",
+        "- Send the device with its receipt to the workshop that sold it.",
+        "- Keep the parcel.",
+        "",
+        "| Part that is covered | Years | Price of a repair |",
+        "| The battery of the device | 1 | 20 |",
+        "",
+        "保証は納品の日から二年間、部品と作業に適用されます。水や砂、雷によ\u200bる故障は対象外です。",
+    ]
+    start = WRAPPED.index("It is void")
+    sentence = Sentence("s", True, 1, "q", None, (start, WRAPPED.index("- Send") - 1))
+    for page, joint, behind_hyphen in ((1, " ", "\u200b"), (None, "\n", "\n")):
+        source = Source(1, "d", "t", page, None, WRAPPED, 0.5)
+        html = sources_html(Turn("q", "a", [source], grounding=Grounding("answered", (sentence,))), 0)
+        assert f"<mark>It is void if a well-{behind_hyphen}known cause" in html
+        assert f"sand and{joint}lightning.</mark>" in html
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "def total_of(prices, tax=0.2, discount=None):\n    return sum(prices) * (1 + tax) - discount",
+        "const total = prices.reduce((a, b) => a + b);\nconst taxed = total * (1 + tax) - discount;",
+        "Roses are red, violets are blue\n\nSugar is sweet",
+        "Name: Ann\nRole: keeper",
+        "Quarter 1 2023 4,200 3,100 1,100 26 %\nQuarter 2 2023 4,500 3,300 1,200 27 %",
+        "Item of the order     Quantity    Price of all\nBattery for the lamp  12          240.00 EUR",
+    ],
+)
+def test_lines_that_were_ended_on_purpose_stay(lines: str) -> None:
+    assert unwrapped(lines) == lines
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("2. Press *the* `button` [now](http://a.example/b_c)\n   and wait.", "Press the button now and wait."),
+        ("See [the list][1] of Q&amp;A.", "See the list of Q&A."),
+        ("![A lamp](http://a.example/x.png) It shines.", "It shines."),
+        ("| A | B |\n|---|---|\n| c | d |", "A\nB\nc\nd"),
+        ("Run:\n\n```sh\nls -l\n```", "Run:\nls -l"),
+        ("", ""),
+    ],
+)
+def test_markdown_is_read_as_a_reader_sees_it(written: str, read: str) -> None:
+    assert text_of_markdown(written) == read
 
 
 def test_what_the_documents_do_not_hold_is_a_state_of_its_own() -> None:

@@ -199,8 +199,10 @@
     const newest = byId('newest');
     byId('composer').append(newest);
     const isAtEnd = () => transcript.clientHeight + transcript.scrollTop >= transcript.scrollHeight - NEAR_END_PX;
+    // The welcome has no newest answer, and on a small screen the button would lie over a question to try.
+    const offer = () => { newest.hidden = isAtEnd() || !transcript.querySelector('.question'); };
     transcript.addEventListener('scroll', () => {
-      newest.hidden = isAtEnd();
+      offer();
       // Growth of the content moves the end away, which is no choice of the reader's.
       if (transcript.scrollHeight !== height) return;
       follows = isAtEnd();
@@ -209,7 +211,7 @@
     return () => {
       height = transcript.scrollHeight;
       if (follows && transcript.querySelector('.question')) transcript.scrollTop = height;
-      newest.hidden = isAtEnd();
+      offer();
     };
   };
 

@@ -56,8 +56,9 @@ window.ragstone = (() => {
 
   const TOAST_MS = 5000;
   const TOAST_WITH_ACTION_MS = 10000;
-  // A line that goes by itself; with an action, that can be pressed until then.
-  const toast = (text, { label, action, isError = false } = {}) => {
+  // A line that goes by itself, and with the view that it was said in unless it is `ofPage`. Its action can be pressed
+  // until then.
+  const toast = (text, { label, action, isError = false, ofPage = false } = {}) => {
     const element = Object.assign(document.createElement('div'), { className: isError ? 'toast bad' : 'toast' });
     element.append(Object.assign(document.createElement('span'), { textContent: text }));
     const remove = () => element.remove();
@@ -67,6 +68,7 @@ window.ragstone = (() => {
       element.append(button);
     }
     byId('toasts').replaceChildren(element);
+    if (!ofPage) document.addEventListener('ragstone:view', remove, { once: true });
     // Not while somebody is at it.
     const end = () => (element.matches(':hover, :focus-within') ? setTimeout(end, 1000) : remove());
     setTimeout(end, label ? TOAST_WITH_ACTION_MS : TOAST_MS);

@@ -1,6 +1,6 @@
 // The documents' tab: the table, and adding files with progress.
 (() => {
-  const { on, byId, kept, call, query, toast, replaceContent, attempt, inOrder, ask, ready, after } = ragstone;
+  const { on, byId, kept, call, query, toast, keepFocus, replaceContent, attempt, inOrder, ask, ready, after } = ragstone;
   const JOB_EVERY_MS = 500;
   const CANCELLED = 'it was cancelled';
   let collection = '';
@@ -30,20 +30,22 @@
     const more = byId('welcome-more');
     if (more && !more.firstChild && welcomeHtml) more.innerHTML = welcomeHtml;
   }).observe(byId('transcript'), { childList: true, subtree: true });
-  on('choose-collection', (button) => { collection = button.dataset.collection; refresh(); });
+  const show = (name) => {
+    if (name !== collection) forgetSeen();
+    collection = name;
+    refresh();
+  };
+  on('choose-collection', (button) => show(button.dataset.collection));
   on('new-collection', async () => {
     const check = (name) => call('POST', 'collections', { name });
     const name = await ask({ title: 'New collection', text: 'A collection can be searched by itself.', field: 'Name', ok: 'Make it', check });
-    if (name === null) return;
-    collection = name.trim();
-    refresh();
+    if (name !== null) show(name.trim());
   });
   on('delete-collection', async () => {
     const sure = await ask({ title: 'Delete this collection?', text: 'All its documents go with it.', ok: 'Delete', isDanger: true });
     if (sure === null) return;
     await attempt(() => call('DELETE', `collections?${query({ name: collection })}`));
-    collection = '';
-    refresh();
+    show('');
   });
 
   const rowOf = (element) => element.closest('[data-document]').dataset;
@@ -69,9 +71,19 @@
   on('download-document', (button) => ragstone.save(`documents/${encodeURIComponent(rowOf(button).document)}/original`));
 
   // ── adding files ──
-  const countPending = () => {
+  const offerForAll = () => {
     document.querySelector('[data-act=cancel-uploads]').hidden = byId('uploads').querySelectorAll('.pending').length < 2;
+    document.querySelector('[data-act=dismiss-uploads]').hidden = !byId('uploads').querySelector('li:not(.pending)');
   };
+  const forget = (results) => {
+    for (const item of byId('uploads').querySelectorAll(results)) item.remove();
+    offerForAll();
+  };
+  on('dismiss-uploads', () => { forget('li:not(.pending)'); keepFocus(() => byId('document-search')); });
+  // Results belong to where the files went; what ended while another view was shown has yet to be seen.
+  const isShown = () => document.body.dataset.view === 'documents' && document.visibilityState === 'visible';
+  const see = () => { for (const item of byId('uploads').querySelectorAll('li:not(.pending)')) item.classList.add('seen'); };
+  const forgetSeen = () => forget('.seen');
   const line = (name) => {
     const item = document.createElement('li');
     item.className = 'pending';
@@ -89,7 +101,7 @@
       isCancelled: false,
       whenCancelled: null, // how to break off what is under way
       progress: (text, share) => { if (!report.isCancelled) { said.textContent = text; bar.value = share; } },
-      end: (kind, text) => { item.className = kind; said.textContent = text; bar.remove(); cancel.remove(); countPending(); },
+      end: (kind, text) => { item.className = kind; said.textContent = text; bar.remove(); cancel.remove(); if (isShown()) see(); offerForAll(); },
     };
     cancel.addEventListener('click', () => {
       report.progress('being cancelled', bar.value);
@@ -100,12 +112,12 @@
   };
   const isPrivate = () => byId('private').querySelector('input');
   const size = (bytes) => (bytes >= 1e6 ? `${(bytes / 1e6).toFixed(0)} MB` : `${Math.ceil(bytes / 1e3)} KB`);
-  const transfer = (file, report) => new Promise((resolve, reject) => {
+  const transfer = (file, report, { into, keepPrivate }) => new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     const form = new FormData();
     // Fields go first, so that the server knows them when the file comes.
-    if (collection) form.append('collection', collection);
-    if (isPrivate().checked) form.append('private', 'true');
+    if (into) form.append('collection', into);
+    if (keepPrivate) form.append('private', 'true');
     form.append('files', file, file.name);
     request.open('POST', 'page/upload');
     request.setRequestHeader('X-Ragstone-Page', '1');
@@ -139,7 +151,7 @@
     const counts = [counted(file.num_chunks ?? 0, 'passage'), ...(file.num_pages > 1 ? [`${file.num_pages} pages`] : [])].join(', ');
     return ['added', `${said}: ${counts}${file.reason ? `; ${file.reason}` : ''}`];
   };
-  const add = async (file, report) => {
+  const add = async (file, report, target) => {
     if (report.isCancelled) {
       report.end('failed', `Not added: ${CANCELLED}`);
       return;
@@ -149,7 +161,7 @@
       return;
     }
     try {
-      const reply = await transfer(file, report);
+      const reply = await transfer(file, report, target);
       const cancel = () => call('DELETE', `jobs/${encodeURIComponent(reply.job_id)}`).catch(() => {}); // it then goes in
       report.whenCancelled = cancel;
       if (report.isCancelled) cancel();
@@ -175,17 +187,18 @@
     cameFrom = null;
     const number = byId('uploads').querySelectorAll('.added').length;
     if (!number) return;
-    const said = toast(`${counted(number, 'file')} can be asked about now`, { label: 'Back to the chat', action: () => ragstone.view('chat') });
-    document.addEventListener('ragstone:view', () => said.remove(), { once: true });
+    toast(`${counted(number, 'file')} can be asked about now`, { label: 'Back to the chat', action: () => ragstone.view('chat') });
   };
   const addAll = (files) => {
     if (!files.length) return;
     goToDocuments();
-    byId('uploads').replaceChildren(...byId('uploads').querySelectorAll('.pending'));
+    forget('li:not(.pending)');
+    // Those of now, whatever is chosen while earlier files are being sent.
+    const target = { into: collection, keepPrivate: isPrivate().checked };
     for (const [file, report] of [...files].map((file) => [file, line(file.name)])) {
-      adding = adding.then(() => add(file, report)).then(refresh).then(offerWayBack);
+      adding = adding.then(() => add(file, report, target)).then(refresh).then(offerWayBack);
     }
-    countPending();
+    offerForAll();
   };
   on('cancel-uploads', () => {
     for (const button of byId('uploads').querySelectorAll('.pending button:not(:disabled)')) button.click();
@@ -215,7 +228,12 @@
 
   ready(() => {
     byId('document-search').addEventListener('input', after(250, refresh));
-    document.addEventListener('ragstone:view', (event) => { if (event.detail === 'documents') refresh(); });
+    document.addEventListener('ragstone:view', (event) => {
+      if (event.detail !== 'documents') return forgetSeen();
+      see();
+      return refresh();
+    });
+    document.addEventListener('visibilitychange', () => { if (isShown()) see(); });
     document.addEventListener('ragstone:ready', welcome);
     document.addEventListener('ragstone:ready', () => { if (document.body.dataset.view === 'documents') refresh(); });
     if (document.body.dataset.view === 'documents') refresh();

@@ -62,6 +62,7 @@
     await refresh();
     const said = toast(`Deleted “${title}”`, {
       label: 'Undo',
+      ofPage: true,
       action: () => attempt(async () => {
         await call('POST', `conversation/restore?${query({ session_id: id })}`);
         if (wasShown) ragstone.show(id);

@@ -65,6 +65,13 @@
     if (heading && (fits || !mark)) body.scrollTop = top(heading) - 12;
     else body.scrollTop = mark ? top(mark) - body.clientHeight / 3 : 0;
   };
+  // What stands in place of a picture that is not in the file: what it shows, and its address.
+  const withoutPicture = ({ alt, title }) => {
+    const element = Object.assign(document.createElement('span'), { className: 'no-picture', dir: 'auto' });
+    element.textContent = [alt.trim(), title].filter(Boolean).join(': ');
+    if (element.textContent) element.textContent = `[Picture: ${element.textContent}]`;
+    return element;
+  };
   const load = ({ id, page, quote }) => call('GET', `documents/${encodeURIComponent(id)}/view?${query({ page, quote })}`);
   const show = inOrder(load, (seen, { id, quote, heading }) => {
     byId('viewer-title').textContent = seen.title;
@@ -79,7 +86,10 @@
       className: 'empty', textContent: 'There is no picture of this page; its text is below.',
     })));
     const sheet = byId('viewer-body').querySelector('.sheet');
-    const mark = sheet && quote ? markQuote(sheet, quote) : null;
+    // As it is written, else as Markdown reads.
+    const mark = sheet && quote ? markQuote(sheet, quote) ?? markQuote(sheet, seen.quote) : null;
+    // Nothing is loaded from elsewhere. After the quote is marked, which pictures have no part in.
+    for (const picture of sheet?.querySelectorAll('img:not([src])') ?? []) picture.replaceWith(withoutPicture(picture));
     if (image) byId('viewer-body').scrollTop = 0;
     else scrollTo(byId('viewer-body'), mark, sheet && heading ? findHeading(sheet, heading) : null);
   });
