@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.runnables import Runnable, RunnableGenerator
 
@@ -32,7 +32,7 @@ from retrieval.sentences import split_sentences
 class Product:
     """The server's own chain over a model in this process, with passages that are given instead of searched for."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
+    def __init__(self, settings: Settings, folder: Path, mode: Literal["strict", "mark"] | None = None) -> None:
         self.settings = settings
         engine = AsyncEngine(engine_config(settings, models.resolve(settings.model, settings)))
         engine.start()
@@ -41,7 +41,7 @@ class Product:
         self.client = InProcessEngineClient(engine, model_name=settings.model, on_end=self.requests.append)
         self.client.pin_system_prompt(settings.system_prompt)
         self.store = SQLiteConversationStore(folder / "history.sqlite3")
-        self.mode: Any = "strict" if engine.num_parameters < TRUSTED_PARAMETERS else "mark"
+        self.mode = mode or ("strict" if engine.num_parameters < TRUSTED_PARAMETERS else "mark")
         self._num_sessions = 0
         self._deltas: list[tuple[float, str]] = []
 

@@ -1,6 +1,7 @@
 """How well questions are answered from passages, and how surely others are refused: four ways in one run, and a table.
 
-    python -m benchmarks.answers --data FOLDER [--model NAME] [--questions N] [--store FOLDER] [--json FILE]
+    python -m benchmarks.answers --data FOLDER [--model NAME] [--mode MODE] [--questions N] [--store FOLDER]
+        [--json FILE]
 
 FOLDER holds the sets `xquad_en`, `handbook_18f`, `faq_covid` and `mtrag_multiturn`, each with
 `corpus.jsonl` {id, title, text}, `queries.jsonl` {id, text, answers?, history?, answerable?, rewrite?} and `qrels.tsv`.
@@ -165,6 +166,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the sets")
     parser.add_argument("--model", help="chat model (default: the packaged one)")
+    parser.add_argument(
+        "--mode", choices=("strict", "mark"), help="how answers are checked (default: by the model's size)"
+    )
     parser.add_argument("--questions", type=int, default=100, help="questions of a set, at most (default: 100)")
     parser.add_argument("--plain", type=int, default=100, help="of these, put to the plain chain (default: 100)")
     parser.add_argument("--seed", type=int, default=0, help="which questions are drawn (default: 0)")
@@ -196,7 +200,7 @@ async def measure_answers(
 ) -> None:
     """The parts that need a model in this process."""
     with tempfile.TemporaryDirectory() as folder:
-        product = Product(settings, Path(folder))
+        product = Product(settings, Path(folder), options.mode)
         try:
             if "xquad" in parts and (options.data / "xquad_en").is_dir():
                 print(f"\nxquad_en, {settings.model}")

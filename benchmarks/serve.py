@@ -37,7 +37,7 @@ STREAMS = 32
 # Tokens of an answer: some hundred words, as people get.
 NUM_TOKENS = 128
 # Requests one by one, and rounds of STREAMS at once, of which medians are taken.
-ALONE, ROUNDS = 15, 3
+ALONE, ROUNDS = 15, 5
 # Clients, and how many questions each asks one after another.
 CLIENTS = {1: 40, 4: 15, 16: 8, 64: 4}
 CLIENT_TOKENS = 24
@@ -89,78 +89,89 @@ def _chunks_per_s(port: int, request: Callable[[], Request]) -> float:
     return max(rates[1:])
 
 
-def _engine_alone() -> dict[str, tuple[float, float]]:
-    """For each route, asked as that asks: seconds to a first token alone, and tokens a second of STREAMS at once."""
-    from app.engines.in_process import InProcessEngineClient, engine_config
-    from app.engines.request import EngineRequest
-    from app.models import resolve
-    from app.settings import Settings
-    from engine import AsyncEngine
+class EngineAlone:
+    """The engine in this process, without routes; asked for each route as that asks it."""
 
-    settings = Settings()
-    engine = AsyncEngine(engine_config(settings, resolve(settings.model, settings)))
-    engine.start()
-    client = InProcessEngineClient(engine, model_name=settings.model)
-    question = {"role": "user", "content": QUESTION}
-    # A turn is asked below the system prompt, with the settings' sampling, and ends where the model ends it.
-    sampling = ("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "seed")
-    chosen = {name: value for name in sampling if (value := getattr(settings, name)) is not None}
-    requests = {
-        "/v1": ([question], {"temperature": 0.0, "ignore_eos": True}),
-        "/chat/stream": ([{"role": "system", "content": settings.system_prompt}, question], chosen),
-    }
+    def __init__(self) -> None:
+        from app.engines.in_process import InProcessEngineClient, engine_config
+        from app.models import resolve
+        from app.settings import Settings
+        from engine import AsyncEngine
 
-    async def one(route: str) -> tuple[float, int]:
+        settings = Settings()
+        self._engine = AsyncEngine(engine_config(settings, resolve(settings.model, settings)))
+        self._client = InProcessEngineClient(self._engine, model_name=settings.model)
+        self._runner = asyncio.Runner()
+        question = {"role": "user", "content": QUESTION}
+        # A turn is asked below the system prompt, with the settings' sampling, and ends where the model ends it.
+        sampling = ("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "seed")
+        chosen = {name: value for name in sampling if (value := getattr(settings, name)) is not None}
+        self._requests: dict[str, tuple[list[dict[str, str]], dict[str, Any]]] = {
+            "/v1": ([question], {"temperature": 0.0, "ignore_eos": True}),
+            "/chat/stream": ([{"role": "system", "content": settings.system_prompt}, question], chosen),
+        }
+
+    def __enter__(self) -> "EngineAlone":
+        self._engine.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+        self._engine.shutdown()
+
+    def first_token_s(self, route: str) -> float:
+        """Seconds to a first token where nobody else asks."""
+        return self._runner.run(self._answer(route))[0]
+
+    def tokens_per_s(self, route: str) -> float:
+        """Of STREAMS at once."""
+
+        async def together() -> float:
+            started = time.perf_counter()
+            answers = await asyncio.gather(*(self._answer(route) for _ in range(STREAMS)))
+            return sum(num_tokens for _, num_tokens in answers) / (time.perf_counter() - started)
+
+        return self._runner.run(together())
+
+    async def _answer(self, route: str) -> tuple[float, int]:
+        from app.engines.request import EngineRequest
+
         started, first, num_tokens = time.perf_counter(), 0.0, 0
-        messages, params = requests[route]
-        async for delta in client.stream(EngineRequest(messages=messages, params={**params, "max_tokens": NUM_TOKENS})):
+        messages, params = self._requests[route]
+        request = EngineRequest(messages=messages, params={**params, "max_tokens": NUM_TOKENS})
+        async for delta in self._client.stream(request):
             num_tokens += len(delta.token_ids)
             if delta.token_ids and not first:
                 first = time.perf_counter() - started
         return first, num_tokens
 
-    async def measured(route: str) -> tuple[float, float]:
-        await one(route)
-        first = statistics.median([(await one(route))[0] for _ in range(ALONE)])
-        rates = []
-        for _ in range(ROUNDS):
-            started = time.perf_counter()
-            answers = await asyncio.gather(*(one(route) for _ in range(STREAMS)))
-            rates.append(sum(num_tokens for _, num_tokens in answers) / (time.perf_counter() - started))
-        return first, statistics.median(rates)
-
-    async def all_routes() -> dict[str, tuple[float, float]]:
-        return {route: await measured(route) for route in ROUTES}
-
-    try:
-        return asyncio.run(all_routes())
-    finally:
-        engine.shutdown()
-
 
 def overhead(mode: str, model: str) -> dict[str, Any]:
-    """First token at one client and tokens a second of 32 streams, beside the engine alone before and after."""
-    before = _engine_alone()
-    found: dict[str, tuple[float, float]] = {}
-    with ragstone(mode) as port:
-        for route in ROUTES:
-            alone = [run_clients(read_stream(port, *asked(route, model, NUM_TOKENS))) for _ in range(ALONE + 1)][1:]
-            rates = []
-            for _ in range(ROUNDS):
-                answers, took = run_clients(
-                    all_at_once(port, [asked(route, model, NUM_TOKENS) for _ in range(STREAMS)])
-                )
-                rates.append(sum(times.num_tokens for times in answers) / took)
-            first = statistics.median(times.first_text for times in alone)
-            found[route] = (first, statistics.median(rates))
-    after = _engine_alone()
+    """First token at one client and tokens a second of 32 streams, and the engine's own, in turns; medians of pairs.
+
+    A machine is seldom as fast a minute later, so that what is compared is measured one right after the other.
+    """
     figures: dict[str, Any] = {}
-    for route, (its_first, its_rate) in found.items():
-        first, rate = (statistics.mean(pair) for pair in zip(before[route], after[route], strict=True))
-        figures[f"engine, asked as by {route}: first token (ms)"] = 1000 * first
-        figures[f"engine, asked as by {route}: tokens/s of {STREAMS}"] = rate
-        figures[f"{route}: first token over the engine's (ms)"] = 1000 * (its_first - first)
-        figures[f"{route}: share of the engine's tokens/s"] = its_rate / rate
+    with EngineAlone() as engine, ragstone(mode) as port:
+        for route in ROUTES:
+
+            def first_token_s(route: str = route) -> float:
+                return run_clients(read_stream(port, *asked(route, model, NUM_TOKENS))).first_text
+
+            def tokens_per_s(route: str = route) -> float:
+                requests = [asked(route, model, NUM_TOKENS) for _ in range(STREAMS)]
+                answers, took = run_clients(all_at_once(port, requests))
+                return sum(times.num_tokens for times in answers) / took
+
+            alone = [(engine.first_token_s(route), first_token_s()) for _ in range(ALONE + 1)][1:]
+            rates = [(engine.tokens_per_s(route), tokens_per_s()) for _ in range(ROUNDS + 1)][1:]
+            own_first = statistics.median(own for own, _ in alone)
+            figures[f"engine, asked as by {route}: first token (ms)"] = 1000 * own_first
+            figures[f"engine, asked as by {route}: tokens/s of {STREAMS}"] = statistics.median(own for own, _ in rates)
+            figures[f"{route}: first token over the engine's (ms)"] = 1000 * (
+                statistics.median(its for _, its in alone) - own_first
+            )
+            figures[f"{route}: share of the engine's tokens/s"] = statistics.median(its / own for own, its in rates)
     return figures
 
 
