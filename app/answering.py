@@ -68,7 +68,7 @@ class SentenceSupport(BaseModel):
         description="Which words of it the answer has too: from and to, in characters of the source's `text`.",
     )
     reason: str | None = Field(
-        default=None, description="Which check failed: numbers, names, order, negation, wording, meaning."
+        default=None, description="Which check failed: numbers, names, order, negation, wording, left out, meaning."
     )
 
 

@@ -280,7 +280,7 @@ def _words(text: str) -> frozenset[str]:
         found.update(terms(" ".join(_NAME_PART.findall(joined))))
     for fact in numbers(text):
         written = text[fact.start : fact.end]
-        if written.isalpha():
+        if not written[0].isdigit():
             found.difference_update(terms(written))
             found.add(fact.key)
     return frozenset(found)

@@ -20,9 +20,12 @@ _VALUES = (
     | {word: 10 * tens for tens, word in enumerate(_TENS.split(" "), start=2)}
     | _POWERS
 )
-NUMBER_WORDS = frozenset(_VALUES)
 _WORD = re.compile(r"[^\W_]+(?:['’.\-][^\W_]+)*")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_NUMBER_IN_WORDS = re.compile(
+    rf"(?<![^\W_])(?:(?:{'|'.join(_TENS.split())})-(?:{'|'.join(_UNITS.split()[1:10])})|(?:{'|'.join(_VALUES)}))(?![^\W_])",
+    re.IGNORECASE,
+)
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _MONTHS_AND_DAYS = (
     "january|february|march|april|may|june|july|august|september|october|november|december|"
@@ -68,14 +71,14 @@ class Fact:
 
 
 def numbers(text: str) -> list[Fact]:
-    """Numbers in figures and English words, in order. "1,300" and "1300" are one, "3" and "three" too.
+    """Numbers in figures and English words, in order. "1,300" and "1300" are one, "27" and "twenty-seven" too.
 
     The word "one" is left out: mostly it is a pronoun.
     """
     found = [Fact("number", _number_key(match.group()), match.start(), match.end()) for match in _NUMBER.finditer(text)]
-    for match in re.finditer(r"[A-Za-z]+", text):
-        value = _VALUES.get(match.group().lower())
-        if value is not None and value != 1:
+    for match in _NUMBER_IN_WORDS.finditer(text):
+        value = sum(_VALUES[word] for word in match.group().lower().split("-"))
+        if value != 1:
             found.append(Fact("number", str(value), match.start(), match.end()))
     return sorted(found, key=lambda fact: fact.start)
 

@@ -10,6 +10,8 @@ The checks, in the order in which their reasons are given:
     wording    the claim's words, weighed by inverse document frequency, stand there; one that takes words from the
                sentence before, where "he" and "it" are told, keeps those of the supporting sentence, so that the end of
                one and the beginning of the other make no third
+    left out   what the claim leaves out of the sentence changes nothing (`retrieval/shortening.py`): not "the lamp
+               lasts …" for "the guarantee of the lamp lasts …"
     meaning    the cosine of the embeddings of claim and supporting sentence
 
 It is one-sided on purpose: a true sentence in other words may fail it; one that says something else should not pass.
@@ -19,33 +21,41 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from retrieval.evidence import Embed, TermWeights
-from retrieval.facts import NUMBER_WORDS, Fact, facts, name_keys, negations, number_keys
+from retrieval.facts import Fact, facts, name_keys, names, negations, number_keys
+from retrieval.omissions import lost
 from retrieval.records import Passage
+from retrieval.shortening import row_says, says_the_same
 from retrieval.statements import statements
 from retrieval.words import terms
 
-Reason = Literal["numbers", "names", "order", "negation", "wording", "meaning", "nothing to check"]
+Reason = Literal["numbers", "names", "order", "negation", "wording", "left out", "meaning", "nothing to check"]
 
 CONTRADICTIONS: tuple[Reason, ...] = ("order", "negation")
 
 
 @dataclass(frozen=True)
 class Bar:
-    """How much of a claim's wording must stand in its source, and how near their meanings must be (0 to 1)."""
+    """How much of a claim's wording must stand in its source, and how near their meanings must be (0 to 1).
+
+    `verbatim`: it must be the source's but for what that sets off, and limits nothing.
+    """
 
     wording: float
     meaning: float
+    verbatim: bool = False
 
 
 # For a model that is not to be trusted its words must be the source's; a good one may word things its own way.
-STRICT = Bar(wording=0.85, meaning=0.5)
+STRICT = Bar(wording=0.85, meaning=0.5, verbatim=True)
 LENIENT = Bar(wording=0.55, meaning=0.5)
 
 # What a claim that takes words from two sentences must keep of the second.
 LEAST_KEPT = 0.85
+_PAUSES = frozenset(",;:.!?—–")
 _BEGINS_WITH_PRONOUN = re.compile(
     r"(?:he|she|it|they|er|sie|es|il|elle|ils|elles|hij|zij|ze|het|lui|lei|ele|ela|он|она|оно|они)\b", re.IGNORECASE
 )
@@ -76,6 +86,8 @@ class _Source:
     named: frozenset[str]  # those of `place`
     names: frozenset[str]  # those of names in `around`
     words: frozenset[str]  # those of `around` and `place`
+    meant: frozenset[str]  # those that a pronoun at its beginning may stand for
+    is_row: bool
 
 
 class GroundingChecker:
@@ -92,7 +104,7 @@ class GroundingChecker:
 
     def check(self, claim: str) -> Support:
         """Whether `claim`, one sentence, is supported."""
-        wanted = self._weights(frozenset(terms(claim)) - NUMBER_WORDS)  # numbers have a check of their own
+        wanted = self._weights(_words(claim))
         total = math.fsum(wanted.values())
         if total <= 0 or not self._sources:
             return Support(False, None, None, "nothing to check")
@@ -112,6 +124,17 @@ class GroundingChecker:
         return failures[0]
 
     def _failure(self, claim: str, source: _Source, wording: float) -> tuple[Reason | None, str]:
+        if not self._says_the_same(claim, source) and (failure := self._departure(claim, source, wording)) is not None:
+            return failure
+        vectors = self._embed([claim, source.text])
+        meaning = float(vectors[0] @ vectors[1])
+        return ("meaning", f"{meaning:.2f}") if meaning < self._bar.meaning else (None, "")
+
+    def _says_the_same(self, claim: str, source: _Source) -> bool:
+        return not source.is_row and says_the_same(claim, source.text, source.meant)
+
+    def _departure(self, claim: str, source: _Source, wording: float) -> tuple[Reason, str] | None:
+        """The first check that fails of a claim that is not the source's sentence, or short for it."""
         claimed = facts(claim)
         known_numbers = number_keys(source.around)
         for fact in claimed:
@@ -129,23 +152,58 @@ class GroundingChecker:
             return "wording", f"{wording:.2f}"
         if (kept := _kept(frozenset(terms(claim)), source)) < LEAST_KEPT:
             return "wording", f"{kept:.2f}"
-        vectors = self._embed([claim, source.text])
-        meaning = float(vectors[0] @ vectors[1])
-        return ("meaning", f"{meaning:.2f}") if meaning < self._bar.meaning else (None, "")
+        if source.is_row:
+            return None if row_says(claim, source.text) else ("left out", "")
+        missing = lost(claim, source.text)
+        if missing is None and not self._bar.verbatim:
+            return None
+        return "left out", missing or ""
 
 
 def _sources(number: int, passage: Passage) -> list[_Source]:
     place = f"{passage.title} {passage.heading or ''}".strip()
-    named = frozenset(terms(place))
+    place_terms = frozenset(terms(place))
     found, before = [], ""
-    for text in (statement.text for statement in statements(passage.text)):
+    for statement in statements(passage.text):
+        text = statement.text
         around = f"{before} {text}".strip()
         words = frozenset(terms(f"{around} {place}"))
         spans = [around[fact.start : fact.end] for fact in facts(around, openers=True) if fact.kind == "name"]
-        names = frozenset(terms(" ".join(spans)))
-        found.append(_Source(number, text, around, place, frozenset(terms(text)), named, names, words))
+        named_around = frozenset(terms(" ".join(spans)))
+        found.append(
+            _Source(
+                passage=number,
+                text=text,
+                around=around,
+                place=place,
+                own=frozenset(terms(text)),
+                named=place_terms,
+                names=named_around,
+                words=words,
+                meant=_meant(before) if before else place_terms,
+                is_row=statement.is_row,
+            )
+        )
         before = text
     return found
+
+
+def _meant(before: str) -> frozenset[str]:
+    """The terms of the only name in a sentence: "he" in the next may be that.
+
+    Of two ("Ann hired Bob.") nothing here can tell which it is.
+    """
+    found = names(before, openers=True)
+    if any(before[one.end : other.start].strip() for one, other in pairwise(found)):
+        return frozenset()
+    return frozenset(terms(" ".join(before[name.start : name.end] for name in found)))
+
+
+def _words(claim: str) -> frozenset[str]:
+    """The terms of a claim but for its numbers, which have a check of their own, if it has others."""
+    counted = " ".join(claim[fact.start : fact.end] for fact in facts(claim) if fact.kind == "number")
+    said = frozenset(terms(claim))
+    return said - frozenset(terms(counted)) or said
 
 
 def _kept(claimed: frozenset[str], source: _Source) -> float:
@@ -192,11 +250,22 @@ def _out_of_order(claimed: Sequence[Fact], stated: Sequence[Fact]) -> Fact | Non
 
 def _denies_differently(claim: str, source: str) -> bool:
     """Whether claim and source disagree on a denial, within the part of the source that the claim speaks of."""
-    spoken = frozenset(terms(claim))
+    spoken, denials = frozenset(terms(claim)), negations(source)
     # From the first to the last word that the claim shares; what stands outside is another matter.
-    shared = [start for start, end in _word_ranges(source) if not spoken.isdisjoint(terms(source[start:end]))]
-    denials = [place for place in negations(source) if shared and shared[0] <= place <= shared[-1]]
-    return len(denials) != len(negations(claim))
+    words = _word_ranges(source)
+    shared = [place for place, (start, end) in enumerate(words) if not spoken.isdisjoint(terms(source[start:end]))]
+    if not shared:
+        return bool(negations(claim))
+    first = shared[0]
+    while first > 0 and _leads_on(source[slice(*words[first - 1])]):
+        first -= 1  # "No dogs are allowed"
+    begin, end = words[first][0], words[shared[-1]][0]
+    return len([place for place in denials if begin <= place <= end]) != len(negations(claim))
+
+
+def _leads_on(word: str) -> bool:
+    """Whether a word says nothing but that what follows it is denied, or less."""
+    return word[-1:] not in _PAUSES and (not terms(word) or bool(negations(word)))
 
 
 def _word_ranges(text: str) -> list[tuple[int, int]]:

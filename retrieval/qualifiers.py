@@ -82,6 +82,11 @@ def speaks_of_other_days(text: str, question: str) -> bool:
     return bool(asked) and bool(told) and asked.isdisjoint(told) and not _EXCEPTING.search(fold(text))
 
 
+def names_days(text: str) -> bool:
+    """Whether `text` names a day of the week."""
+    return bool(_days(text))
+
+
 def _days(text: str) -> frozenset[int]:
     """The days of the week that `text` names, from 0 for Monday; "weekdays" and "Monday to Friday" are five of them."""
     folded = fold(text)

@@ -16,18 +16,22 @@ _CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 @dataclass(frozen=True)
 class Statement:
-    """A sentence as it reads, its place among the passage's sentences and its range in the passage's text."""
+    """A sentence as it reads, its place among the passage's sentences and its range in the passage's text.
+
+    `is_row`: it is a table's row, "column: cell; column: cell".
+    """
 
     index: int
     text: str
     start: int
     end: int
+    is_row: bool = False
 
 
 def statements(text: str) -> list[Statement]:
     """What `text` states, in order."""
     return [
-        Statement(index, shown, sentence.start, sentence.end)
+        Statement(index, shown, sentence.start, sentence.end, sentence.text.startswith("|"))
         for index, (sentence, shown) in enumerate(_as_read(split_sentences(text)))
         if shown
     ]

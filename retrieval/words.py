@@ -36,8 +36,10 @@ def _mark_ranges() -> str:
     return "".join(f"{chr(low)}-{chr(high)}" for low, high in ranges)
 
 
+MARKS = _mark_ranges()
+"""Marks that combine with a letter before them, for a character class."""
 _NUMBER = r"\d+(?:[.,]\d+)*(?![^\W_])"
-_TOKEN = re.compile(rf"{_NUMBER}|(?:[^\W_]|[{_mark_ranges()}])+")
+_TOKEN = re.compile(rf"{_NUMBER}|(?:[^\W_]|[{MARKS}])+")
 _ASCII_TOKEN = re.compile(rf"{_NUMBER}|[a-z0-9]+", re.ASCII)  # the same for ASCII text, several times faster
 _UNSPACED_RUN = re.compile(rf"([{UNSPACED}]+)")
 _GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?")

@@ -24,6 +24,7 @@ _REASONS = {
     "order": "It relates things in another order than the sources do.",
     "negation": "It affirms what the sources deny, or the other way round.",
     "wording": "Its words are not those of any source.",
+    "left out": "It leaves out what the source says it of, or under which condition.",
     "meaning": "No source says anything close to it.",
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from retrieval.grounding import STRICT, Bar, GroundingChecker
+from retrieval.grounding import LENIENT, STRICT, Bar, GroundingChecker
 from retrieval.records import Passage
 from tests.retrieval.word_embedder import WordEmbedder
 
@@ -33,12 +33,9 @@ def checker(*passages, bar=STRICT):
     "claim",
     [
         "Full-time employees earn 6 hours of annual leave per pay period after three years.",
-        "Employees earn 6 hours of annual leave per pay period.",
         "Interns do not earn annual leave.",
-        "The Denver Broncos beat the Carolina Panthers.",
+        "The Denver Broncos beat the Carolina Panthers by 24 points to 10.",
         "Alice has three dogs.",
-        "Jared Allen answers requests within 2 days.",
-        "Jared Allen answers in 2 days.",
         "The deputy of Ms Solheim is Tomasz Wilk.",
     ],
 )
@@ -53,6 +50,8 @@ def test_what_the_source_says_is_supported(claim):
         ("Full-time employees earn 8 hours of annual leave per pay period.", "numbers"),
         ("Employees earn 6 hours of annual leave after four years.", "numbers"),
         ("Requests go to Kony Allen.", "names"),
+        ("Employees earn 6 hours of annual leave per pay period.", "left out"),
+        ("Full-time employees earn 6 hours of annual leave per pay period.", "left out"),
         ("Interns earn annual leave.", "negation"),
         ("Full-time employees do not earn 6 hours of annual leave per pay period.", "negation"),
         ("The Carolina Panthers beat the Denver Broncos.", "order"),
@@ -67,6 +66,34 @@ def test_what_the_source_says_is_supported(claim):
 def test_what_the_source_does_not_say_is_refused_with_the_reason(claim, reason):
     support = checker().check(claim)
     assert (support.supported, support.reason) == (False, reason), support
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "Employees earn 6 hours of annual leave per pay period.",
+        "The Denver Broncos beat the Carolina Panthers.",
+        "Jared Allen answers requests within 2 days.",
+        "Jared Allen answers in 2 days.",
+    ],
+)
+def test_a_lenient_bar_lets_a_model_leave_out_what_it_likes_but_for_heads_and_limits(claim):
+    assert not checker().check(claim).supported
+    assert checker(bar=LENIENT).check(claim).reason is None
+
+
+def test_a_pronoun_stands_for_the_only_name_of_the_sentence_before():
+    assert checker(passage("We hired Bob Ek. He leads the office.")).check("Bob Ek leads the office.").supported
+    assert not checker(passage("Ann hired Bob. He leads the office.")).check("Ann leads the office.").supported
+
+
+@pytest.mark.parametrize(("claim", "supported"), [
+    ("Employees: 6 hours of leave.", True), ("The hours of leave of employees: 6.", True),
+    ("Employees: 4 hours of leave.", False), ("Employees: 6 hours of sick leave.", False), ("Employees: 6.", False),
+])  # fmt: skip
+def test_a_table_row_supports_a_cell_under_its_columns_name(claim, supported):
+    table = "| who | hours of leave | days of sick leave |\n|---|---|---|\n| employees | 6 | 4 |"
+    assert checker(passage(table)).check(claim).supported is supported
 
 
 def test_the_supporting_passage_and_sentence_are_named():
