@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from app import preflight
+from app.engines.start_failure import note_failure
 from app.serve import StopRequested, base_url, configure_logging, run_server, stop_on_signals
 from app.settings import Settings, unknown_variables
 
@@ -32,6 +33,10 @@ def serve_engine(settings: Settings, path: Path | None = None) -> int:
         except StopRequested:
             logger.info("stopped")
             return 0
+        except Exception as error:
+            if path is not None:
+                note_failure(path, error)
+            raise
         finally:
             gc.freeze()
 
@@ -41,7 +46,11 @@ def _run(settings: Settings, listener: socket.socket, path: Path | None) -> int:
     from app.engine_server import create_app
 
     address = "" if path is not None else f"  API   {base_url(settings.host, settings.port)}/v1"
-    return run_server(create_app(settings, path), settings, listener, [address] if address else [], None)
+    app = create_app(settings, path)
+    code = run_server(app, settings, listener, [address] if address else [], None)
+    if path is not None and app.state.services.load_error is not None:
+        note_failure(path, app.state.services.load_error)
+    return code
 
 
 def _unix_socket(path: Path) -> socket.socket:

@@ -21,6 +21,7 @@ from app.child_process import die_with_parent
 from app.engines.backend import FIRST_START_S, POLL_S, RemoteBackend
 from app.engines.client import RequestTimes
 from app.engines.remote import RemoteEngineClient
+from app.engines.start_failure import forget_failure, read_failure
 from app.errors import StartupError
 from app.setting_values import as_text
 from app.settings import PREFIX, Settings
@@ -79,14 +80,19 @@ class EngineProcess(RemoteBackend):
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Starts the child and waits until it is ready. Raises StartupError where it ends before that."""
+        """Starts the child and waits until it is ready.
+
+        Raises what kept it from starting, as an engine in this process would; StartupError where it has not said so.
+        """
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
         deadline = time.monotonic() + FIRST_START_S
         while not self._was_ready:
             has_ended = self._process is not None and self._process.poll() is not None
             if has_ended or time.monotonic() > deadline or self._ended.is_set():
+                error = read_failure(self._socket)
+                why = f"it ended {_how(self._process)}" if self._process and has_ended else self._health[1]
                 self.drain(0.0)
-                raise StartupError(f"the engine's process did not start: {self._health[1]}; it has said why above")
+                raise error or StartupError(f"the engine's process did not start: {why}")
             time.sleep(WATCH_S)
 
     def drain(self, timeout_s: float) -> None:
@@ -114,7 +120,10 @@ class EngineProcess(RemoteBackend):
                 continue
             if not self._was_ready:
                 return  # `start` reports it
-            self._health = ("degraded", f"the engine's process ended ({_how(process)}) and is being started again")
+            why = f"the engine's process ended ({_how(process)}) and is being started again"
+            if (error := read_failure(self._socket)) is not None:
+                why = f"the engine's process could not start again, and tries it once more: {error}"
+            self._health = ("degraded", why)
             logger.error("%s", self._health[1])
             failures = 0 if time.monotonic() > started + STABLE_S else failures + 1
             if self._ended.wait(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]):
@@ -133,7 +142,7 @@ class EngineProcess(RemoteBackend):
                 return
             why = str(error)
         if why != "ready":
-            if self._health[0] == "ready":
+            if self._health[0] == "ready" or not self._was_ready:
                 self._health = ("unhealthy", why)
             return
         if self._was_ready and self._health[0] == "degraded":
@@ -148,6 +157,7 @@ class EngineProcess(RemoteBackend):
 
     def _launch(self) -> "subprocess.Popen[bytes]":
         self._socket.unlink(missing_ok=True)
+        forget_failure(self._socket)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "app", "engine", "--socket", str(self._socket)],
             env={**os.environ, **as_environment(self._settings), "PYTHONUNBUFFERED": "1"},

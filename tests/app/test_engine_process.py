@@ -36,6 +36,7 @@ from engine.errors import (
     DeadlineExceededError,
     EngineDeadError,
     EngineError,
+    InsufficientMemoryError,
     InvalidParameterError,
     PromptTooLongError,
     QueueFullError,
@@ -44,6 +45,7 @@ from engine.outputs import OutputDelta, TokenLogprob, ToolCallDelta
 from tests.app.scripted import ScriptedBackend, ScriptedEngineClient
 from tests.app.serving import RunningServer, ScriptedKnowledgeBase, events, question, wait_until
 from tests.app.test_operations import free_port
+from tests.engine.tiny_models import save_tiny_model
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -209,6 +211,28 @@ def test_killed_process_is_told_of_and_started_again_and_nothing_is_lost(split: 
     assert following.status_code == 200, following.text
     wait_until(lambda: services.status() == ("ready", ""))
     assert backend.pid != pid
+
+
+def test_what_keeps_the_process_from_starting_is_told_by_who_started_it(tmp_path: Path) -> None:
+    damaged = "could not start again, and tries it once more: {}/model.safetensors is not a readable safetensors file"
+    model = tmp_path / "tiny"
+    save_tiny_model("llama", model)
+    weights = model / "model.safetensors"
+    settings = Settings(data_dir=tmp_path / "data", model=str(model), max_num_seqs=2, max_model_len=128)
+    backend = EngineProcess(settings)
+    backend.start()
+    try:
+        assert backend.health() == ("ready", "")
+        weights.write_bytes(weights.read_bytes()[:1000])
+        assert backend.pid is not None
+        os.kill(backend.pid, signal.SIGKILL)
+        wait_until(lambda: damaged.format(model) in backend.health()[1], 120)
+    finally:
+        backend.drain(0.0)
+    save_tiny_model("llama", model)
+    with pytest.raises(InsufficientMemoryError) as caught:  # as from an engine in this process
+        EngineProcess(settings.model_copy(update={"num_kv_blocks": 2**40})).start()
+    assert caught.value.needed_bytes > 2**40
 
 
 LONG = {"max_tokens": 1500, "ignore_eos": True}

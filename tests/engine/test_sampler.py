@@ -58,6 +58,16 @@ def test_draws_follow_the_softmax() -> None:
     assert float(((counts - draws * expected) ** 2 / (draws * expected)).sum()) < 23.5
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 4.0, 30.0, 1e5, 3e38])
+def test_a_draw_is_the_best_of_all_tokens_with_their_noise(scale: float) -> None:
+    token_ids = torch.arange(8 * FAST_CANDIDATES)
+    logits = torch.randn(token_ids.shape[0], generator=torch.Generator().manual_seed(1)) * scale
+    logits[::7] = -torch.inf
+    for seed in range(100):
+        best = torch.argmax(logits.double() + gumbel_noise(seed, 9, token_ids))
+        assert sample_row(logits, 1.0, 0, 1.0, 0.0, seed, 9) == int(best)
+
+
 def test_noise_is_standard_gumbel_and_uncorrelated_between_neighbours() -> None:
     noise = gumbel_noise(1, 5, torch.arange(50_000))
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.02)
