@@ -39,8 +39,10 @@ MOST_SENTENCES = 2
 LEAST_RETAINED = 0.75
 # A sentence that grows longer than this is no answer, and most likely a circle: nobody should wait for its end.
 MOST_WORDS = 60
-# The model's own marks, whole, or begun at the end of what has arrived so far.
-_OWN_MARK = re.compile(r"\s*\[\d+(?:\s*,\s*\d+)*\]")
+# The model's own marks, whole, or begun at the end of what has arrived so far. In code they are indexes; code that has
+# not ended yet is code already.
+_OWN_MARK = re.compile(r"(?P<code>```.*?(?:```|\Z)|`[^`\n]*(?:`|\n|\Z))|\s*\[(?:\?|\d+(?:\s*,\s*\d+)*)\]", re.DOTALL)
+_FENCE = "```"
 _BEGUN_MARK = re.compile(r"\s*\[[\d\s,]*$|\s+$")
 _SENTENCE_ENDS = tuple(".!?…。！？\"')”»")
 _WORD = re.compile(r"\S+\s*|\s+")
@@ -259,7 +261,7 @@ async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str,
             rest += delta
             sentences = split_sentences(rest)
             for sentence in sentences[:-1]:  # the last one may go on
-                text = without_odd_marks(_OWN_MARK.sub("", sentence.text))
+                text = without_odd_marks(_without_own_marks(sentence.text))
                 if text in seen:
                     return
                 seen.add(text)
@@ -268,7 +270,7 @@ async def _complete_sentences(deltas: AsyncIterator[str]) -> AsyncGenerator[str,
                 rest = rest[sentences[-1].start :]
             if len(rest.split()) > MOST_WORDS:
                 return
-        text = without_odd_marks(_OWN_MARK.sub("", rest.strip()))
+        text = without_odd_marks(_without_own_marks(rest.strip()))
         if text and text not in seen:
             yield text
 
@@ -283,19 +285,20 @@ async def _marked(
     checked: list[SentenceSupport] = []
     seen: set[str] = set()
     text, sent, said = "", 0, False  # `text` begins with the sentence being written; `sent` of its characters are out
-    repeats = False
+    repeats = in_code = False
     async with aclosing(_as_generator(deltas())) as stream:
         async for delta in stream:
-            text = _OWN_MARK.sub("", text + delta)
+            text = _without_own_marks(text + delta, in_code=in_code)
             while len(sentences := split_sentences(text)) > 1 and not repeats:
                 first = sentences[0]
                 if repeats := first.text in seen:
                     break
                 seen.add(first.text)
                 yield text[sent : first.end]
-                if (support := await _checked(checker, first.text, material)) is not None:
+                if not in_code and (support := await _checked(checker, first.text, material)) is not None:
                     checked.append(support)
                     yield _citation(support)
+                in_code ^= bool(first.text.count(_FENCE) % 2)
                 text, sent = text[first.end :], 0
             if repeats:
                 break  # the model goes in circles, and would to the end of its budget
@@ -310,7 +313,7 @@ async def _marked(
     if last and last not in seen and not repeats:
         said = True
         yield text[sent:].rstrip()
-        is_whole = not was_cut() or last.endswith(_SENTENCE_ENDS)
+        is_whole = not in_code and (not was_cut() or last.endswith(_SENTENCE_ENDS))
         if is_whole and (support := await _checked(checker, last, material)) is not None:
             checked.append(support)
             yield _citation(support)
@@ -346,6 +349,12 @@ def _sentence(text: str, origin: Literal["model", "quote"], support: Support, ma
         words=[] if place is None else [list(word) for word in place.words],
         reason=support.reason,
     )
+
+
+def _without_own_marks(text: str, *, in_code: bool = False) -> str:
+    """`text` without the model's own marks; `in_code`: it begins within a block of code."""
+    opened = _FENCE if in_code else ""
+    return _OWN_MARK.sub(lambda match: match["code"] or "", opened + text).removeprefix(opened)
 
 
 def _citation(sentence: SentenceSupport) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from retrieval.references import AFTER_SENTENCE, without_references
+
 
 @dataclass(frozen=True)
 class Sentence:
@@ -20,7 +22,10 @@ class Sentence:
 
 
 _CLOSING = "\"'”’»)\\]）」』】*_"
-_END = re.compile(rf"(?:[.!?…]+|[؟۔።])[{_CLOSING}]*(?=\s|$)|[।॥။៕]+[{_CLOSING}]*|[。！？．]+[{_CLOSING}]*")
+_END = re.compile(
+    rf"(?:[.!?…]+|[؟۔።])[{_CLOSING}]*{AFTER_SENTENCE}(?=\s|$)|"
+    rf"[।॥။៕]+[{_CLOSING}]*|[。！？．]+[{_CLOSING}]*{AFTER_SENTENCE}"
+)
 # What begins a line that is not the paragraph's next line: list marks, headings, table rows, quotations, code fences.
 _MARK = r"(?:[-*+•–]\s|\d{1,3}[.)]\s|[a-z][.)]\s|\#{1,6}\s|\||>|```|~~~)"
 _BLOCK = re.compile(rf"\n[ \t]*\n|\n(?=[ \t]*{_MARK})")
@@ -72,9 +77,11 @@ def split_sentences(text: str) -> list[Sentence]:
 def without_markup(text: str) -> str:
     """A sentence or list as it reads: links without their targets, no emphasis marks, wrapped lines joined.
 
+    A document's own reference marks go too: see `without_references`.
+
     What is quoted is shown like this, and what is compared is compared like this.
     """
-    shown = _EMPHASIS.sub("", _LINK.sub(r"\1", _UNSEEN.sub("", text)))
+    shown = _EMPHASIS.sub("", _LINK.sub(r"\1", without_references(_UNSEEN.sub("", text))))
     return _WRAP.sub(" ", _LEADING_MARK.sub("", shown)).strip()
 
 

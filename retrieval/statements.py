@@ -1,6 +1,7 @@
 """What a passage states, sentence by sentence, as it reads: without markup, and a table's row with its columns' names.
 
-As it reads it is ranked, compared and quoted. Headings, rules, fences and the header of a table state nothing.
+As it reads it is ranked, compared and quoted. Headings, rules, fences, the header of a table and addresses that links
+refer to state nothing.
 """
 
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from retrieval.sentences import Sentence, split_sentences, without_markup
 
 _RULE = re.compile(r"\|?\s*:?-{2,}:?\s*(?:\||$)")
-_NO_STATEMENT = re.compile(r"\s*(?:#{1,6}\s|```|~~~|!\[)")
+_NO_STATEMENT = re.compile(r"\s*(?:#{1,6}\s|```|~~~|!\[|\[[^\]\n]+\]:\s*<?\w+:)")
 _CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 

@@ -130,6 +130,20 @@ async def test_quotation_marks_within_a_quotation_become_single_ones(tmp_path):
     assert result["answer"] == "\"Employees earn 'annual leave' of 6 hours per pay period.\" [1]"
 
 
+async def test_no_mark_in_a_quotation_is_one_of_the_document_itself(tmp_path):
+    text = "Employees earn 6 hours of [leave][2] per pay period.[1][3]\n\n[2]: https://leave.example/\n"
+    made = setup(tmp_path, "", texts=(text,))
+    made.found = [passage("Sick leave is short.[1]", title="Sick"), *made.found]
+    assert (await ask(made))["answer"] == f'"{SENTENCE}" [2]'
+
+
+async def test_a_sentence_of_the_model_is_told_from_one_with_reference_marks(tmp_path):
+    made = setup(tmp_path, "Employees earn 6 hours of leave per pay period.[1][2]", texts=(f"{SENTENCE}[4]",))
+    result = await ask(made)
+    assert result["answer"] == f"{SENTENCE} [1]"
+    assert result["grounding"]["sentences"][0]["origin"] == "model"
+
+
 async def test_a_table_row_is_quoted_as_it_reads_and_may_be_told_by_the_model(tmp_path):
     table = "| who | hours of leave per pay period |\n|---|---|\n| interns | 0 |\n| employees | 6 |"
     quoted = "who: employees; hours of leave per pay period: 6"
@@ -225,6 +239,14 @@ async def test_sentences_stream_at_once_and_are_marked_by_what_supports_them(tmp
     assert chunks[0] == "Employees earn 6 hours of leave per pay period."
     supported = [(item["supported"], item["reason"]) for item in made.turns()[0].grounding["sentences"]]
     assert supported == [(True, None), (False, "numbers")]
+
+
+async def test_code_keeps_its_indexes_and_is_not_marked(tmp_path):
+    code = "```\nx[1] = leave[2]\n\nprint(x[1])\n```\n\n"
+    pieces = [*code.split(" "), "Set `x[1]` and [3] wait [?]."]
+    made = setup(tmp_path, *(f"{piece} " for piece in pieces), mode="mark")
+    answer = (await ask(made))["answer"]
+    assert answer.split() == [*code.split(), *["Set", "`x[1]`", "and", "wait.", "[?]"]]
 
 
 async def test_an_answer_that_goes_in_circles_ends_where_it_repeats_itself(tmp_path):
