@@ -48,6 +48,7 @@ from app.services import Services
 from app.settings import Settings
 from app.tracing import RequestSpans, configure
 from app.usage import UsageStore
+from app.warm_up import warm_up
 
 # JSON bodies are small; uploads have a limit of their own.
 MAX_BODY_BYTES = 8 << 20
@@ -73,7 +74,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(services.load())
+        loading = asyncio.create_task(_load(app, services))
+        app.state.loading = loading
         answer_jobs.start()
         try:
             yield
@@ -134,6 +136,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(BrowserGuard, origins=origins, hosts=hosts)
     app.add_middleware(RequestIds)
     return app
+
+
+async def _load(app: FastAPI, services: Services) -> None:
+    await services.load()
+    if services.load_error is None:
+        await asyncio.to_thread(warm_up, app.routes)
 
 
 def _limits_of(settings: Settings, keys: KeyStore | None) -> Callable[[str], Limits]:
