@@ -4,8 +4,6 @@ No documents, no conversations, no UI. Loading, health, errors and draining are 
 """
 
 import asyncio
-import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,52 +14,20 @@ from app import __version__
 from app.api_keys import KeyStore
 from app.browser_guard import BrowserGuard
 from app.engines.model_table import local_settings
-from app.metrics import ServerMetrics
+from app.model_services import ModelServices
 from app.preflight import keys_required
 from app.request_id import RequestIds
 from app.routes import completions, engine, faults, health, openai, tokens
 from app.routes.access import AccessGuard
-from app.services import Services
 from app.settings import Settings
 
 DESCRIPTION = "A chat model on OpenAI's protocol. `/engine` is what `ragstone serve` uses of it (engine_url)."
 
 
-class EngineServices(Services):
-    """The part of the services that an engine alone has."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.metrics = ServerMetrics()
-        self.load_error = None
-        self.observers = []
-        self.is_busy = lambda: False
-        self.started_at = int(time.time())
-        self._loading = "the engine has just started"
-        self._loaded = False
-        self._draining = False
-        self._closing = threading.Event()
-        self._read_table(())
-
-    @property
-    def served_models(self) -> tuple[str, ...]:
-        return (self.model_name,)
-
-    def _load(self) -> None:
-        self._load_engine()
-
-    def _start_jobs(self) -> None:
-        """There are none: an engine takes in no documents."""
-
-    async def close(self) -> None:
-        self._closing.set()
-        await asyncio.to_thread(self.pool.drain, 0.0)
-
-
 def create_app(settings: Settings, socket: Path | None = None) -> FastAPI:
     """The application. Behind a Unix socket, which only its owner can open, it asks for no keys."""
     local = local_settings(settings).model_copy(update={"engine_mode": "in-process"})
-    services = EngineServices(local)
+    services = ModelServices(local)
     keys = KeyStore(settings.keys_path) if socket is None and keys_required(settings) else None
 
     @asynccontextmanager

@@ -229,6 +229,10 @@ class StoreUnavailableError(RequestError):
     status_code = 503
 
 
+# How long a client that came too early should wait before it asks again.
+RETRY_AFTER_S = 2
+
+
 class NotReadyError(RequestError):
     """The server is up, but a part that this request needs is still loading or has failed."""
 

@@ -37,6 +37,7 @@ from app.routes import (
     langserve,
     openai,
     options,
+    rag_completion,
     ranking,
     tokens,
     turns,
@@ -55,7 +56,7 @@ MAX_BODY_BYTES = 8 << 20
 UPLOAD_PATH = "/api/v1/documents"
 
 # Their errors have OpenAI's shape.
-OPENAI_FAMILIES = (openai, completions, embeddings, ranking, tokens, health)
+OPENAI_FAMILIES = (completions, embeddings, ranking, tokens, health)
 # All under /api/v1.
 API_FAMILIES = (documents, document_content, collections, jobs, conversations, turns, feedback, options)
 
@@ -104,6 +105,8 @@ def create_app(settings: Settings) -> FastAPI:
     faults.install(app)
     app.include_router(usage.create_router(settings, usage_store), responses=faults.ERRORS)
     app.include_router(answers.create_router(answer_jobs), responses=faults.ERRORS)
+    chat_completions = openai.create_router(services, from_documents=rag_completion.answers_of(services))
+    app.include_router(chat_completions, responses=faults.OPENAI_ERRORS)
     for family in OPENAI_FAMILIES:
         app.include_router(family.create_router(services), responses=faults.OPENAI_ERRORS)
     for family in (langserve, *API_FAMILIES):

@@ -1,17 +1,11 @@
-"""What a running server holds: engine, knowledge base, conversations and chains, and how far their loading has come.
-
-Loading happens in the background, so that health routes answer from the first moment. Routes take what they need from
-here and are refused with NotReadyError until it is there.
-"""
+"""What a running server holds beside its chat models: knowledge base, conversations, chains, jobs."""
 
 import asyncio
 import logging
 import shutil
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
@@ -22,25 +16,21 @@ from app.chat_model import ChatRagstone
 from app.chat_schema import ChatOptions
 from app.conversation import ConversationChain, EarlierTurns
 from app.degradation import current_degradation
-from app.engines.backend import EngineHandle, InProcessBackend
-from app.engines.client import RequestTimes
-from app.engines.model_table import ModelTable
-from app.engines.pool import ModelPool
-from app.engines.routing import Asked, Candidate, Route, RoutedClient, Router, estimated_tokens
-from app.errors import NotReadyError, UnknownCollectionError
+from app.engines.routing import Asked, RoutedClient, estimated_tokens
+from app.errors import UnknownCollectionError
 from app.given_turns import GivenTurns
 from app.history import ConversationStore, Turn
 from app.history_url import open_history
 from app.ingestion_jobs import Embedded, IngestionJobs, Job
 from app.memory import MemoryRule
-from app.metrics import ServerMetrics
+from app.model_services import AUTO_MODEL, RAG_MODEL, ModelServices
 from app.open_turn import Choice, OpenTurn
 from app.principal import current_principal
 from app.privacy import is_private
 from app.private_documents import PRIVATE_DOCUMENTS, is_private_document
 from app.search_models import make_embedder, make_reranker
 from app.settings import Settings
-from app.tracing import note_generation, stage
+from app.tracing import stage
 from app.turn_lock import TurnLocks
 from app.turn_prompt import CountTokens
 from retrieval.records import IngestResult, Passage
@@ -54,70 +44,27 @@ logger = logging.getLogger(__name__)
 # Where documents go whose upload names no collection.
 DEFAULT_COLLECTION = "default"
 
-# The name on /v1 under which the chat model answers from the documents.
-RAG_MODEL = "ragstone-rag"
-# The name under which the rules choose the chat model that answers alone.
-AUTO_MODEL = "ragstone-auto"
-
-# How long a client that came too early should wait before it asks again.
-RETRY_AFTER_S = 2
-
 # What the engine is still computing when the server stops may go on for this long. Clients had their time before.
 DRAIN_S = 5.0
-DRAIN_POLL_S = 0.02
-
-Status = Literal["starting", "ready", "degraded", "unhealthy", "draining"]
-T = TypeVar("T")
 
 
-class Services:
+class Services(ModelServices):
     """Everything that requests are served from. Made at once, opened by `load`, closed by `close`."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.metrics = ServerMetrics()
-        self._read_table((RAG_MODEL, AUTO_MODEL, self.embedding_model_name, self.reranker_model_name or RAG_MODEL))
+        own = (RAG_MODEL, AUTO_MODEL, settings.embedding_model, settings.reranker or RAG_MODEL)
+        super().__init__(settings, reserved=own)
         self.locks = TurnLocks()
         self.history: ConversationStore = open_history(settings)
         self.uploads = settings.data_dir / "uploads"
         self.jobs = IngestionJobs(settings.data_dir / "jobs", self._ingest)
-        self.load_error: Exception | None = None
-        self.started_at = int(time.time())
-        # Whether requests to models are being answered; who counts them says so.
-        self.is_busy: Callable[[], bool] = lambda: False
-        # Told of every request to the chat model that has ended: its name, and the times.
-        self.observers: list[Callable[[str, RequestTimes], None]] = []
-        self._loading = "the server has just started"
-        self._loaded = False
-        self._closing = threading.Event()
-        self._draining = False
         self._knowledge_base: KnowledgeBase | None = None
         self._chat: ConversationChain | None = None
         self._llm: Runnable[dict[str, Any], str] | None = None
         self._retrieve: Runnable[dict[str, Any], list[Document]] | None = None
         self._answerers: Answerers | None = None
 
-    def _read_table(self, reserved: Sequence[str]) -> None:
-        self.table = ModelTable.of(self.settings, reserved)
-        self.router = Router(self.table)
-        self.pool = ModelPool(self.table, self.settings, self.metrics, self.observe)
-
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def status(self) -> tuple[Status, str]:
-        """How the server is, and why."""
-        if self.load_error is not None:
-            return "unhealthy", str(self.load_error)
-        if not self._loaded:
-            return "starting", self._loading
-        if self._draining:
-            return "draining", "the server is shutting down: it finishes its answers and takes no new ones"
-        return self.pool.backend(self.model_name).health()
-
-    @property
-    def model_name(self) -> str:
-        """The default chat model's name on /v1."""
-        return self.table.default
 
     @property
     def embedding_model_name(self) -> str:
@@ -130,15 +77,9 @@ class Services:
         return self.settings.reranker
 
     @property
-    def served_models(self) -> tuple[str, ...]:
-        """Every name that /v1 knows."""
-        return tuple(self.tasks)
-
-    @property
     def chat_names(self) -> tuple[str, ...]:
         """The names that /v1/chat/completions answers to."""
-        names = (*self.table.names("generate"), AUTO_MODEL, RAG_MODEL)
-        return tuple(name for name in names if name in self.served_models)
+        return (*super().chat_names, RAG_MODEL)
 
     @property
     def answer_names(self) -> tuple[str, ...]:
@@ -146,24 +87,16 @@ class Services:
         return (*self.table.names("answer"), *((AUTO_MODEL,) if self.table.rules else ()))
 
     @property
-    def generate_names(self) -> tuple[str, ...]:
-        """The names by which /llm may be asked for a model."""
-        return (*self.table.names("generate"), *((AUTO_MODEL,) if self.table.rules else ()))
-
-    @property
     def tasks(self) -> dict[str, str]:
         """What each name on /v1 does: `generate`, `answer` (from documents), `embed` or `rank`."""
-        entries = self.table.entries.items()
-        tasks = {name: "generate" if "generate" in entry.uses else "answer" for name, entry in entries}
-        tasks |= {AUTO_MODEL: "generate"} if self.table.rules else {}
-        tasks |= {RAG_MODEL: "answer", self.embedding_model_name: "embed"}
+        tasks = {**super().tasks, RAG_MODEL: "answer", self.embedding_model_name: "embed"}
         return tasks if self.reranker_model_name is None else {**tasks, self.reranker_model_name: "rank"}
 
-    @property
-    def engine(self) -> EngineHandle:
-        """The default chat model's client."""
-        self._present(self.pool)
-        return self.pool.backend(self.model_name).client
+    def context_of(self, name: str) -> int | None:
+        """Tokens that a name on /v1 takes that is no chat model's; None where nothing tells."""
+        if name == self.embedding_model_name:
+            return self.knowledge_base.embedder.max_tokens
+        return self.engine.max_model_len if name == RAG_MODEL else None
 
     @property
     def knowledge_base(self) -> "KnowledgeBase":
@@ -192,29 +125,6 @@ class Services:
         answerer = self._present(self._answerers).over(client, instructions, options)
         return self.chat.over(GivenTurns(turns), answerer)
 
-    def client_of(self, route: Route) -> RoutedClient:
-        """The models of a route, as one client."""
-        entries = self.table.entries
-        candidates = [Candidate(name, self.pool.backend(name), entries[name].overloaded_at) for name in route.names]
-        return RoutedClient(route, candidates, self.metrics.count_routed)
-
-    def generator(self, name: str, texts: Sequence[str] = ()) -> RoutedClient:
-        """The client for a request to models alone: by name, or by the rules for AUTO_MODEL.
-
-        `texts` are those of the request, the question last. Raises UnknownModelError, PrivateRequestError.
-        """
-        return self.client_of(self._route_alone(name, texts))
-
-    def _route_alone(self, name: str | None, texts: Sequence[str], *, private: bool = False) -> Route:
-        asked = Asked(
-            use="generate",
-            name=None if name == AUTO_MODEL and self.table.rules else name,
-            question=texts[-1] if texts else "",
-            num_prompt_tokens=sum(estimated_tokens(text) for text in texts),
-            private=private or is_private(),
-        )
-        return self.router.route(asked)
-
     def answerer_client(
         self, question: str, num_prompt_tokens: int, collections: Sequence[str] | None
     ) -> tuple[bool, RoutedClient]:
@@ -229,22 +139,6 @@ class Services:
         )
         return private, self.client_of(self.router.route(asked))
 
-    def full(self) -> Exception | None:
-        """The refusal that a request to the model would get now, known before it is read; None where it is to be read.
-
-        Under overload most requests are refused, and what that costs is taken from the answers.
-        """
-        if not self._loaded or not self.table.is_one_here:
-            return None
-        backend = self.pool.backend(self.model_name)
-        return backend.full() if isinstance(backend, InProcessBackend) else None
-
-    def require_ready(self) -> None:
-        """Raises NotReadyError unless the server takes requests, which it does while it is degraded."""
-        status, reason = self.status()
-        if status not in ("ready", "degraded"):
-            raise NotReadyError(f"the server is {status}: {reason}")
-
     async def require_collections(self, names: Sequence[str] | None, user: str, field: str) -> None:
         """Raises UnknownCollectionError for a name that `user` may not search; `field` is where the names stand.
 
@@ -257,27 +151,7 @@ class Services:
             if name not in known and name != DEFAULT_COLLECTION:
                 raise UnknownCollectionError(name, field=f"{field}[{number}]")
 
-    def _present(self, part: T | None) -> T:
-        if part is None or not self._loaded:
-            self.require_ready()
-            raise NotReadyError("the server is starting")
-        return part
-
     # ── loading ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def load(self) -> None:
-        """Loads everything; a failure is kept in `load_error` and logged, and the server says `unhealthy`."""
-        started = time.monotonic()
-        try:
-            await asyncio.to_thread(self._load)
-        except Exception as error:
-            self.load_error = error
-            known = hasattr(type(error), "code")  # a sentence for a person; anything else is a defect with a trace
-            logger.error("the server could not load: %s", error, exc_info=None if known else error)
-            return
-        self._loaded = True
-        self._start_jobs()
-        logger.info("ready after %.1f s", time.monotonic() - started)
 
     def _start_jobs(self) -> None:
         self.jobs.start()
@@ -287,19 +161,6 @@ class Services:
         self._load_engine()
         self._load_knowledge_base()
         self._build_chains()
-
-    def _load_engine(self) -> None:
-        self._step(f"loading the chat model {self.table.entries[self.model_name].source}")
-        client = self.pool.open(self.model_name).client
-        logger.info(
-            "chat model loaded: %s, %d million parameters, %d tokens of context",
-            self.model_name,
-            client.num_parameters // 1_000_000,
-            client.max_model_len,
-        )
-        if len(self.table.entries) > 1:
-            self._step("loading the other chat models")
-        self.pool.open_rest()
 
     def _load_knowledge_base(self) -> None:
         from retrieval import IndexOptions, KnowledgeBase
@@ -390,13 +251,6 @@ class Services:
         with self.metrics.retrieval_seconds.time(), stage("retrieve", k=k, queries=len(queries)):
             return self.knowledge_base.search(queries, current_degradation().passages(k), **narrowed)
 
-    def observe(self, model_name: str, times: RequestTimes) -> None:
-        """Takes a request to a chat model that has ended into account."""
-        self.metrics.observe(model_name, times)
-        note_generation(model_name, times)
-        for observer in self.observers:
-            observer(model_name, times)
-
     def _ingest(self, path: Path, name: str, job: Job, embedded: Embedded) -> IngestResult:
         return self.knowledge_base.ingest_file(
             path, name=name, collection=job.collection, owner=job.user, embedded=embedded, private=job.private
@@ -404,13 +258,6 @@ class Services:
 
     def _surroundings(self, passage: Passage, max_tokens: int, count_tokens: CountTokens) -> str:
         return self.knowledge_base.surroundings(passage, max_tokens, count_tokens)
-
-    def _tell_loading(self, what: str) -> None:
-        self._loading = what
-
-    def _step(self, what: str) -> None:
-        self._tell_loading(what)
-        logger.info("%s", what)
 
     # ── closing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -420,14 +267,6 @@ class Services:
         if self._chat is not None:
             await self._chat.drain()
         await asyncio.to_thread(self._close)
-
-    def drain(self, timeout_s: float) -> None:
-        """Let running answers finish for so long; then they end with a typed error. Takes no new ones. Blocks."""
-        deadline = time.monotonic() + timeout_s
-        self._draining = True
-        self.pool.drain(timeout_s)
-        while self.is_busy() and time.monotonic() < deadline:  # what the engine has said is still on its way
-            time.sleep(DRAIN_POLL_S)
 
     def _close(self) -> None:
         self.jobs.close()

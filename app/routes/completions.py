@@ -15,12 +15,12 @@ from fastapi.responses import JSONResponse
 
 from app.engines.request import EngineRequest
 from app.engines.routing import RoutedClient
+from app.model_services import ModelServices
 from app.privacy import note_private
 from app.routes import sse
 from app.routes.faults import dump
 from app.routes.openai_reply import DONE, check_length, error_event, usage
 from app.routes.openai_schema import CompletionRequest, Priority
-from app.services import Services
 from engine.errors import EngineDeadError, EngineError
 from engine.outputs import OutputDelta, TokenLogprob
 
@@ -30,7 +30,7 @@ PROMPTS_AT_ONCE = 8
 T = TypeVar("T")
 
 
-def create_router(services: Services) -> APIRouter:
+def create_router(services: ModelServices) -> APIRouter:
     """/v1/completions."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=sse.AbandonableRoute)
 

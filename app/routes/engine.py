@@ -17,9 +17,9 @@ from starlette.types import Send
 from app.engines.request import EngineRequest, new_request_id
 from app.engines.wire import error_body, write_delta, write_error, write_stats
 from app.errors import NotReadyError
+from app.model_services import ModelServices
 from app.routes.faults import describe
 from app.routes.sse import AbandonableStream
-from app.services import Services
 from engine.errors import EngineError, InvalidParameterError
 from engine.outputs import OutputDelta
 
@@ -61,7 +61,7 @@ class Call(BaseModel):
     options: dict[str, Any] = {}
 
 
-def create_router(services: Services) -> APIRouter:
+def create_router(services: ModelServices) -> APIRouter:
     """/engine/generate, /engine/call, /engine/info and /engine/stats."""
     router = APIRouter(prefix="/engine", tags=["engine"])
 

@@ -24,9 +24,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import RagstoneError
+from app.errors import RETRY_AFTER_S, RagstoneError
 from app.request_path import route_path
-from app.services import RETRY_AFTER_S
 from app.validation_text import explain
 from engine.errors import EngineError
 from retrieval.errors import RetrievalError

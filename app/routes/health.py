@@ -6,12 +6,13 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from app import __version__
+from app.errors import RETRY_AFTER_S
 from app.metrics import CONTENT_TYPE
+from app.model_services import ModelServices
 from app.routes.faults import ERRORS
-from app.services import RETRY_AFTER_S, Services
 
 
-def create_router(services: Services) -> APIRouter:
+def create_router(services: ModelServices) -> APIRouter:
     """/v1/health/*, /v1/metrics, /v1/metadata and /v1/version as NIM has them; /metrics, /version as vLLM has."""
     router = APIRouter(tags=["health"])
 

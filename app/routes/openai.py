@@ -5,12 +5,11 @@ A model by its own name answers alone; answers from the documents are `app/route
 Format: https://platform.openai.com/docs/api-reference/chat
 """
 
-import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -20,20 +19,33 @@ from app.engines.request import EngineRequest
 from app.engines.routing import RoutedClient
 from app.errors import UnknownModelError
 from app.messages import Message
+from app.model_services import RAG_MODEL, ModelServices
 from app.privacy import note_private
 from app.routes import sse
 from app.routes.access import CurrentUser
 from app.routes.faults import dump
 from app.routes.openai_reply import DONE, check_length, error_event, usage
 from app.routes.openai_schema import ChatCompletionRequest, Priority
-from app.routes.rag_completion import RagCompletion
-from app.services import RAG_MODEL, Services
 from engine.errors import EngineDeadError, EngineError
 from engine.outputs import OutputDelta, ToolCallDelta
 
 
-def create_router(services: Services) -> APIRouter:
-    """/v1/chat/completions and /v1/models."""
+class Completion(Protocol):
+    """One request that is being answered, whole or as a stream of chunks."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The reply to a request that does not stream."""
+
+    def events(self) -> sse.Events:
+        """The reply as server-sent events."""
+
+
+FromDocuments = Callable[[ChatCompletionRequest, list[Message], str, str], Awaitable[Completion]]
+"""Request, its messages, priority and user -> an answer from the documents."""
+
+
+def create_router(services: ModelServices, from_documents: FromDocuments | None = None) -> APIRouter:
+    """/v1/chat/completions and /v1/models; an engine alone has no documents to answer from."""
     router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=sse.AbandonableRoute)
 
     @router.post("/chat/completions", response_model=None)
@@ -44,23 +56,20 @@ def create_router(services: Services) -> APIRouter:
         if body.model not in names:
             raise UnknownModelError(body.model, *names)
         body.check_fields()
-        await services.require_collections(body.collections, user, "collections")
         if body.private:
             note_private()
         messages = body.engine_messages()
         num_chars = sum(len(message["content"]) for message in messages)
         priority = body.priority or x_priority or "normal"
-        completion: RagCompletion | _Completion
-        if body.model == RAG_MODEL:
+        completion: Completion
+        if from_documents is not None and body.model == RAG_MODEL:
             await check_length("messages", num_chars, services.engine, services.settings)
-            completion = await asyncio.to_thread(RagCompletion, services, body, messages, priority)
-            if completion.is_private:
-                note_private()
+            completion = await from_documents(body, messages, priority, user)
         else:
             body.refuse_search_fields(RAG_MODEL)
             client = services.generator(body.model, [message["content"] for message in messages])
             await check_length("messages", num_chars, client, services.settings)
-            completion = _Completion(client, body, messages, priority)
+            completion = _ModelCompletion(client, body, messages, priority)
         if body.stream:
             return await sse.open_stream(completion.events(), error_event)
         return JSONResponse(await completion.whole())
@@ -80,7 +89,7 @@ def create_router(services: Services) -> APIRouter:
     return router
 
 
-def _model_entry(name: str, services: Services) -> dict[str, Any]:
+def _model_entry(name: str, services: ModelServices) -> dict[str, Any]:
     entry = {
         "id": name,
         "object": "model",
@@ -94,14 +103,12 @@ def _model_entry(name: str, services: Services) -> dict[str, Any]:
         if is_up and entry["state"] in ("loaded", "remote"):
             client = services.pool.backend(name).client
             entry |= {"max_model_len": client.max_model_len, "num_parameters": client.num_parameters}
-    elif is_up and name == services.embedding_model_name:
-        entry["max_model_len"] = services.knowledge_base.embedder.max_tokens
-    elif is_up and name == RAG_MODEL:
-        entry["max_model_len"] = services.engine.max_model_len
+    elif is_up and (context := services.context_of(name)) is not None:
+        entry["max_model_len"] = context
     return entry
 
 
-class _Completion:
+class _ModelCompletion:
     """One request, answered whole or as a stream of chunks."""
 
     def __init__(

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, cast
 from fastapi import Header
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from app.chat_schema import Where
 from app.errors import RequestError
 from app.messages import Message, check_text, content_text, merge_neighbours
 from app.response_format import constraint_of
 from app.setting_values import did_you_mean
+from app.where import Where
 from engine.errors import EngineError, InvalidParameterError, UnsupportedParameterError
 from engine.request import PRIORITIES
 

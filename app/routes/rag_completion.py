@@ -5,6 +5,7 @@ stands beside it, on the message or on the last delta of a stream: `sources`, `s
 answers are checked.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -19,8 +20,10 @@ from app.engines.request import EngineRequest
 from app.engines.routing import estimated_tokens
 from app.messages import Message
 from app.principal import current_principal
+from app.privacy import note_private
 from app.routes import sse
 from app.routes.faults import dump
+from app.routes.openai import FromDocuments
 from app.routes.openai_reply import DONE, usage
 from app.routes.openai_schema import ChatCompletionRequest
 from app.services import Services
@@ -42,6 +45,19 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 
 # Parts of a chain's answer that stand beside its text; a turn's id and index name nothing where turns are not kept.
 BESIDE = ("sources", "grounding", "statistics")
+
+
+def answers_of(services: Services) -> FromDocuments:
+    """Answers from the documents of `services`, for the routes of /v1."""
+
+    async def answer(body: ChatCompletionRequest, messages: list[Message], priority: str, user: str) -> RagCompletion:
+        await services.require_collections(body.collections, user, "collections")
+        completion = await asyncio.to_thread(RagCompletion, services, body, messages, priority)
+        if completion.is_private:
+            note_private()
+        return completion
+
+    return answer
 
 
 class RagCompletion:

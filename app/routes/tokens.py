@@ -7,9 +7,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.engines.client import EngineClient
+from app.model_services import ModelServices
 from app.routes.openai_reply import check_length
 from app.routes.openai_schema import Bool, ChatMessage, CheckedBody, Integer, engine_messages
-from app.services import Services
 from engine.errors import InvalidParameterError
 
 
@@ -36,7 +36,7 @@ class DetokenizeRequest(BaseModel):
     tokens: list[Integer]
 
 
-def create_router(services: Services) -> APIRouter:
+def create_router(services: ModelServices) -> APIRouter:
     """/tokenize and /detokenize."""
     router = APIRouter(tags=["tokens"])
 

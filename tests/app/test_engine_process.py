@@ -24,12 +24,12 @@ import uvicorn
 
 from app import engine_server
 from app.api_keys import KeyStore
-from app.engine_server import EngineServices
 from app.engines.backend import NOTHING_COUNTED, with_others
 from app.engines.process import EngineProcess, as_environment
 from app.engines.remote import RemoteEngineClient
 from app.engines.request import EngineRequest
 from app.engines.wire import read_error, read_line, write_delta, write_error
+from app.model_services import ModelServices
 from app.server import create_app
 from app.settings import Settings
 from engine.errors import (
@@ -77,11 +77,17 @@ async def test_an_engine_alone_starts_without_what_only_the_whole_server_has(
     chat_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    services = EngineServices(Settings(data_dir=tmp_path, **ENGINE))
+    services = ModelServices(Settings(data_dir=tmp_path, **ENGINE))
     await services.load()
     assert services.status()[0] == "ready"
     assert caplog.messages[-1].startswith("ready after")
     await services.close()
+
+
+def test_an_engine_alone_waits_for_no_import_of_what_documents_need() -> None:
+    needless = ("faiss", "bm25s", "numba", "langserve", "app.answering", "app.chains", "app.conversation")
+    code = f"import sys, app.engine_server; print(*sorted(set(sys.modules) & set({needless!r})))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
 def engine_of(server: RunningServer) -> EngineProcess:
