@@ -90,6 +90,30 @@ def reserve_ports(settings: Settings) -> socket.socket:
     return listener
 
 
+def bind_socket(path: Path) -> socket.socket:
+    """A Unix socket at `path` that only this user can open. What a killed process has left there gives way.
+
+    Raises StartupError.
+    """
+    with contextlib.ExitStack() as on_error:
+        listener = on_error.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        try:
+            if path.is_socket():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                    if probe.connect_ex(str(path)) == 0:
+                        raise StartupError(f"another program listens at {path}: stop it, or give another --socket")
+                path.unlink()
+            listener.bind(str(path))
+            path.chmod(0o600)
+        except OSError as error:  # "AF_UNIX path too long" has no strerror
+            raise StartupError(
+                f"no socket can be made at {path} ({error.strerror or error}): give with --socket a short path that is "
+                "not taken, in a folder that you may write to"
+            ) from None
+        on_error.pop_all()
+    return listener
+
+
 def take_data_folder(settings: Settings) -> IO[str]:
     """Make the data folder, prove that it can be written and has space, and lock it against a second server.
 

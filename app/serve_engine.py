@@ -26,7 +26,7 @@ def serve_engine(settings: Settings, path: Path | None = None) -> int:
         try:
             if path is None and (warned := preflight.check_keys(settings)):
                 logger.warning(warned)
-            listener = preflight.bind_port(settings, preflight.API) if path is None else _unix_socket(path)
+            listener = preflight.bind_port(settings, preflight.API) if path is None else preflight.bind_socket(path)
             with contextlib.closing(listener):
                 preflight.set_process_environment(settings)
                 return _run(settings, listener, path)
@@ -51,10 +51,3 @@ def _run(settings: Settings, listener: socket.socket, path: Path | None) -> int:
     if path is not None and app.state.services.load_error is not None:
         note_failure(path, app.state.services.load_error)
     return code
-
-
-def _unix_socket(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    return listener

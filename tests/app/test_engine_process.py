@@ -5,6 +5,7 @@ The process is real (`ragstone engine` on a Unix socket, the default model); so 
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,7 +30,9 @@ from app.engines.process import EngineProcess, as_environment
 from app.engines.remote import RemoteEngineClient
 from app.engines.request import EngineRequest
 from app.engines.wire import read_error, read_line, write_delta, write_error
+from app.errors import StartupError
 from app.model_services import ModelServices
+from app.preflight import bind_socket
 from app.server import create_app
 from app.settings import Settings
 from engine.errors import (
@@ -82,6 +85,20 @@ async def test_an_engine_alone_starts_without_what_only_the_whole_server_has(
     assert services.status()[0] == "ready"
     assert caplog.messages[-1].startswith("ready after")
     await services.close()
+
+
+def test_a_socket_that_was_left_gives_way_and_one_that_is_taken_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    bind_socket(path).close()  # a socket's file outlives its process
+    assert path.exists()
+    with closing(bind_socket(path)) as listener:
+        listener.listen()
+        assert path.stat().st_mode & 0o777 == 0o600
+        with pytest.raises(StartupError, match=r"another program listens at .*engine\.sock"):
+            bind_socket(path)
+    for taken in (tmp_path, tmp_path / "none" / "engine.sock", tmp_path / ("long" * 40)):
+        with pytest.raises(StartupError, match=re.escape(f"no socket can be made at {taken}")):
+            bind_socket(taken)
 
 
 def test_an_engine_alone_waits_for_no_import_of_what_documents_need() -> None:
