@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import InvalidParameterError, UnsupportedParameterError
+from engine.lark_check import check_lark
 from engine.regex_check import check_regex
 from engine.sampling_params import SamplingParams
 from engine.schema_check import parse_schema
@@ -203,10 +204,13 @@ class GrammarCompiler:
             return None
         if not self.end_ids:
             raise UnsupportedParameterError(field, f"{field} needs a model with an end token; this one has none")
-        source = _source(field, getattr(params, field), self._tokenizer.strips_leading_space)
+        value = getattr(params, field)
+        source = _source(field, value, self._tokenizer.strips_leading_space)
         with self._lock:
             matcher = self._compiled.get(source)
         if matcher is None:
+            if field == "grammar":
+                check_lark(field, value)
             matcher = self._matcher(field, source)  # nobody with another constraint waits for it
         with self._lock:
             self._compiled[source] = matcher

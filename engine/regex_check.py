@@ -33,30 +33,37 @@ _TOKEN = re.compile(
 
 
 @dataclass
-class _Size:
-    """Characters of an expression, and those of them that stand in repeated groups."""
+class Size:
+    """Characters of an expression with its repetitions written out, and those of them that stand in repeated groups."""
 
     whole: int = 0
     repeated: int = 0
 
-    def add(self, other: _Size) -> None:
+    def add(self, other: Size) -> None:
+        """What stands behind it counts too."""
         self.whole = min(_ENOUGH, self.whole + other.whole)
         self.repeated = min(_ENOUGH, self.repeated + other.repeated)
 
-    def times(self, count: int, *, is_group: bool) -> _Size:
+    def times(self, count: int, *, is_group: bool) -> Size:
+        """That of so many of them."""
         whole = min(_ENOUGH, self.whole * count)
-        return _Size(whole, whole if is_group and count > 1 else self.repeated)
+        return Size(whole, whole if is_group and count > 1 else self.repeated)
 
 
 def check_regex(field: str, regex: str) -> None:
     """Raises InvalidParameterError, naming `field`, for an expression that is too long or whose repetitions are."""
     if len(regex) > MAX_REGEX_CHARS:
         raise InvalidParameterError(field, f"has {len(regex):,} characters; at most {MAX_REGEX_CHARS:,} are allowed")
-    size, num_quantifiers = _size_of(regex)
+    size, num_quantifiers = size_of(regex)
     if num_quantifiers > MAX_QUANTIFIERS:
         raise InvalidParameterError(
             field, f"has {num_quantifiers:,} repetitions; at most {MAX_QUANTIFIERS:,} are allowed"
         )
+    check_size(field, size)
+
+
+def check_size(field: str, size: Size, what: str = "") -> None:
+    """Raises InvalidParameterError, naming `field` and `what` of it, for a size that would take too long to follow."""
     for count, most, where in (
         (size.whole, MAX_REGEX_SIZE, ""),
         (size.repeated, MAX_REPEATED_SIZE, " in repeated groups"),
@@ -65,39 +72,39 @@ def check_regex(field: str, regex: str) -> None:
             more = "more than " if count >= _ENOUGH else ""
             raise InvalidParameterError(
                 field,
-                f"comes to {more}{count:,} characters{where} with its repetitions written out; at most {most:,} are "
-                f"allowed: lower its counts",
+                f"{what}comes to {more}{count:,} characters{where} with its repetitions written out; at most {most:,} "
+                f"are allowed: lower its counts",
             )
 
 
-def _size_of(regex: str) -> tuple[_Size, int]:
+def size_of(regex: str) -> tuple[Size, int]:
     """Its size, and how many quantifiers it has.
 
     What is no regular expression gets some size: to say what is wrong with it is the library's business.
     """
-    sums, last, is_group = [_Size()], _Size(), False
+    sums, last, is_group = [Size()], Size(), False
     at = num_quantifiers = 0
     while found := _TOKEN.match(regex, at):
         at = found.end()
         if found["count"]:
-            last, is_group = last.times(_most(found), is_group=is_group), True
+            last, is_group = last.times(most_of(found), is_group=is_group), True
             num_quantifiers += 1
             continue
         sums[-1].add(last)
-        last, is_group = _Size(), False
+        last, is_group = Size(), False
         if found["open"]:
-            sums.append(_Size())
+            sums.append(Size())
         elif found["close"] and len(sums) > 1:
             last, is_group = sums.pop(), True
         elif found["one"]:
-            last = _Size(1)
+            last = Size(1)
             at = _class_end(regex, at) if found["one"] == "[" else at
     while sums:
         last.add(sums.pop())
     return last, num_quantifiers
 
 
-def _most(found: re.Match[str]) -> int:
+def most_of(found: re.Match[str]) -> int:
     """How often a quantifier repeats at most; without an end, as often as it must."""
     digits = found["most"] or found["least"] or "1"
     return min(_ENOUGH, max(1, int(digits[:10])))

@@ -363,6 +363,34 @@ EXPLODING = {
 }
 
 
+EXPLODING_GRAMMARS = {
+    "start: /(a{1,1000}){1000}/": "comes to 1,000,000 characters with its repetitions written out; at most 10,000",
+    "start: A\nA: B{1000}\nB: /a{1,1000}/": "its terminal A comes to 1,000,000 characters with",
+    'start: A\nA: (("a"){1,1000}){1000} // more': "its terminal A comes to 1,000,000 characters with",
+    "start: x\nx: B\nB[lazy]: /[ab]{1,50}/{50}": "its terminal B comes to 2,500 characters in repeated groups",
+    'start: A\nA: "a"{4000000}': "its terminal A comes to 4,000,000 characters with",
+    'start: %json {"type": "string", "pattern": "(a{1,1000}){1000}"}': "comes to 1,000,000 characters",
+    "start: T0\n" + "\n".join(f"T{i}: T{i + 1}" for i in range(100)) + '\nT100: "a"': "nests terminals deeper than 64",
+    "start: A\nA: " + "(" * 50_000 + '"a"' + ")" * 50_000: "nests groups deeper than 64",
+    'start: ("a"{1,1000}){1000}': "grows too complex to follow",
+}
+
+
+@pytest.mark.parametrize("grammar", EXPLODING_GRAMMARS)
+def test_a_grammar_that_explodes_is_refused(real, grammar):
+    with pytest.raises(InvalidParameterError, match=EXPLODING_GRAMMARS[grammar]) as caught:
+        real.compile(SamplingParams(grammar=grammar))
+    assert caught.value.field == "grammar"
+
+
+def test_a_grammar_whose_terminals_are_long_and_can_be_followed_is_followed(real):
+    words = " | ".join(f'"w{number}"i' for number in range(2000))
+    grammar = f'start: (NUMBER | WORD) (":" NUMBER){{2}}\nNUMBER: /[0-9]{{1,9}}/\nWORD: {words}\n%ignore /[ ]/'
+    text, ended = walk(real, SamplingParams(grammar=grammar), seed=1, most=40)
+    assert ended
+    assert re.fullmatch(r"\s*(\d+|[Ww]\d+)(\s*:\s*\d+){2}\s*", text)
+
+
 @pytest.mark.parametrize("pattern", EXPLODING)
 def test_a_regex_that_explodes_is_refused(real, pattern):
     with pytest.raises(InvalidParameterError, match=EXPLODING[pattern]) as caught:
