@@ -7,7 +7,7 @@ A sentence's score is the sum of
     0.5 x      coverage of the words it lacks by the sentence before, title and headings (what "he" and "it" stand for)
     0.2        where it has what is asked for: a number, a time, a name that is not in the question, a meaning
     0.2 x      the score of its passage
-    -0.3       where it speaks of other days than the question does
+    0.2        where it speaks of the very day of the week that the question does; -0.3 where of other days only
 
 Coverage and cosine are both shares between 0 and 1, so they need no scaling to one another, and neither depends on how
 long the question is or how rare its words are. The other weights are round and small: they decide between near ties.
@@ -24,7 +24,7 @@ from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.facts import name_keys, names, numbers
 from retrieval.language import FUNCTION_WORDS, UNKNOWN, function_words, language_among, language_of
-from retrieval.qualifiers import limits, refers_back, speaks_of_other_days
+from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
@@ -39,6 +39,7 @@ Embed = Callable[[Sequence[str]], Vectors]
 CONTEXT_WEIGHT = 0.5
 KIND_WEIGHT = 0.2
 PASSAGE_WEIGHT = 0.2
+SAME_DAY_WEIGHT = 0.2
 OTHER_DAYS_WEIGHT = 0.3
 
 # Least strength that counts as an answer. `python -m benchmarks.answers` prints what is kept and refused on each set,
@@ -146,8 +147,8 @@ def rank_sentences(
     )
     passage_scores = np.array([passages[candidate.passage].score for candidate in found])
     scores = np.average(coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage), axis=0, weights=shares)
-    other_days = np.array([speaks_of_other_days(text, asked) for text in texts], dtype=np.float64)
-    scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores - OTHER_DAYS_WEIGHT * other_days
+    days = np.array([_days_fit(text, asked) for text in texts], dtype=np.float64)
+    scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores + days
     ranked = tuple(
         Evidence(found[row].passage, found[row].index, texts[row], float(scores[row]))
         for row in np.argsort(-scores, kind="stable")
@@ -174,7 +175,7 @@ def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list
     """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long.
 
     A sentence that limits the best one ("However, …") goes before the next best, and one that limits what stands before
-    it ("This does not apply to …") brings that along.
+    it ("This does not apply to …") brings that along. One about other days of the week is no second best.
     """
     found: list[Quote] = []
 
@@ -185,6 +186,8 @@ def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list
     for evidence in ranking.ranked:
         if len(found) == most or evidence.score < ranking.ranked[0].score - NEAR_TIE:
             break
+        if found and speaks_of_other_days(evidence.text, ranking.question):
+            continue
         before, after = _limited_and_limiting(evidence, passages[evidence.passage])
         if before and most > 1 and len(found) < most - 1:
             add(evidence.passage, without_odd_marks(before), before)
@@ -340,6 +343,13 @@ def _limited_and_limiting(evidence: Evidence, passage: Passage) -> tuple[str, st
     shown = {statement.index: statement.text for statement in statements(passage.text)}
     before, after = shown.get(evidence.index - 1, ""), shown.get(evidence.index + 1, "")
     return before if refers_back(evidence.text) else "", after if limits(after) else ""
+
+
+def _days_fit(text: str, question: str) -> float:
+    """What a sentence gains by speaking of the question's day of the week, or loses by speaking of others only."""
+    if speaks_of_the_day(text, question):
+        return SAME_DAY_WEIGHT
+    return -OTHER_DAYS_WEIGHT if speaks_of_other_days(text, question) else 0.0
 
 
 def _clauses(sentence: str) -> list[tuple[int, int]]:

@@ -82,6 +82,22 @@ def speaks_of_other_days(text: str, question: str) -> bool:
     return bool(asked) and bool(told) and asked.isdisjoint(told) and not _EXCEPTING.search(fold(text))
 
 
+def speaks_of_the_day(text: str, question: str) -> bool:
+    """Whether `text` names a day that `question` names, and not only among a range or a group of days.
+
+    What is said of Saturdays goes before what is said of "Tuesday to Saturday".
+    """
+    folded = fold(text)
+    named = _named_days(folded)
+    in_ranges = {
+        place
+        for place, ((_, end, _), (start, _, _)) in enumerate(pairwise(named))
+        if _UP_TO.fullmatch(folded, end, start)
+    }
+    alone = {day for place, (_, _, day) in enumerate(named) if not {place - 1, place} & in_ranges}
+    return bool(alone & {day for _, _, day in _named_days(fold(question))})
+
+
 def names_days(text: str) -> bool:
     """Whether `text` names a day of the week."""
     return bool(_days(text))
@@ -90,11 +106,16 @@ def names_days(text: str) -> bool:
 def _days(text: str) -> frozenset[int]:
     """The days of the week that `text` names, from 0 for Monday; "weekdays" and "Monday to Friday" are five of them."""
     folded = fold(text)
-    named = sorted(
-        (match.start(), match.end(), day) for day, name in enumerate(_DAY_NAMES) for match in name.finditer(folded)
-    )
+    named = _named_days(folded)
     days = {day for _, _, day in named}
     for (_, end, first), (start, _, last) in pairwise(named):
         if _UP_TO.fullmatch(folded, end, start):
             days.update((first + offset) % 7 for offset in range((last - first) % 7))
     return frozenset(days).union(*(group for name, group in _DAY_GROUPS if name.search(folded)))
+
+
+def _named_days(folded: str) -> list[tuple[int, int, int]]:
+    """(from, to, day) of each day of the week that is named, in order."""
+    return sorted(
+        (match.start(), match.end(), day) for day, name in enumerate(_DAY_NAMES) for match in name.finditer(folded)
+    )

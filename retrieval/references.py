@@ -19,7 +19,7 @@ _REFERENCE = re.compile(
     r"(?P<code>(?P<ticks>`+)[^`\n]*(?P=ticks))"
     r"|\[\^[^\[\]\s]{1,20}\]:?"  # a footnote
     r"|\[\\?\[[\w ]{1,20}\\?\]\]\([^()\s]*\)|\[\d+\]\(#[^()\s]*\)"  # a link to a note
-    rf"|(?P<space>[ \t]*)(?P<marks>(?:\[(?:\?|{_NUMBERS})\])+)(?P<index>\s*=|\.[a-z_]|\()?"
+    rf"|(?P<space>(?<![ \t])[ \t]*)(?P<marks>(?:\[(?:\?|{_NUMBERS})\])+)(?P<index>\s*=|\.[a-z_]|\()?"
 )
 _MARK = re.compile(rf"\[(\?|{_NUMBERS})\]")
 _LAST_WORD = re.compile(r"\w+$")

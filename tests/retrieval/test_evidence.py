@@ -201,6 +201,22 @@ def test_the_hours_of_other_days_do_not_answer():
     assert rank("When does the canteen close on Fridays?", passages=[texts]).ranked[0].text.startswith("On Fridays")
 
 
+def test_what_is_said_of_the_day_goes_before_what_is_said_of_many():
+    texts = passage("The library is open from Tuesday to Saturday. On Saturdays it closes at 14:00.")
+    best = rank("When does the library close on Saturdays?", passages=[texts]).ranked[0]
+    assert best.text == "On Saturdays it closes at 14:00."
+
+
+def test_the_hours_of_other_days_are_not_quoted_beside_the_answer():
+    texts = passage(
+        "The pool closes at 21:00. On Fridays the pool closes at 13:30. On Mondays the pool closes at 20:00."
+    )
+    asked = "When does the pool close on Mondays?"
+    quoted = [quote.text for quote in quotes(rank(asked, passages=[texts]), [texts])]
+    assert quoted[0] == "On Mondays the pool closes at 20:00."
+    assert "On Fridays the pool closes at 13:30." not in quoted
+
+
 def test_a_long_sentence_loses_clauses_that_the_question_does_not_touch():
     sentence = (
         "After a winter in which nothing at all was done about the roof, and against the advice of all, the museum "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from retrieval.qualifiers import limits, refers_back, speaks_of_other_days
+from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,19 @@ def test_other_sentences_limit_nothing(text):
 )  # fmt: skip
 def test_a_sentence_may_speak_of_other_days_than_the_question(text, question, expected):
     assert speaks_of_other_days(text, question) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("On Saturdays it closes at 14:00.", True),
+        ("Samstags schließt sie um 14 Uhr.", True),
+        ("On Fridays and Saturdays it closes at 14:00.", True),
+        ("Open from Tuesday to Saturday, on Saturdays until 14:00.", True),
+        ("Open from Tuesday to Saturday.", False),
+        ("On weekends it is closed.", False),
+        ("On Fridays it closes at 13:30.", False),
+    ],
+)
+def test_a_sentence_may_speak_of_the_very_day(text, expected):
+    assert speaks_of_the_day(text, "When does it close on Saturdays?") is expected
