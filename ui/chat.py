@@ -61,7 +61,6 @@ class _Work:
     options: Options = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     is_stopped: bool = False
-    is_left: bool = False  # the tab that asked shows something else; whoever comes back watches
     started_at: float = field(default_factory=time.monotonic)
 
     def stop(self) -> None:
@@ -96,7 +95,6 @@ class Chat:
         self._client = client
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._work: dict[str, _Work] = {}
-        self._watching: dict[str, str] = {}  # tab -> conversation whose answer it shows, but did not ask for
 
     async def restore(self, session_id: str) -> Frame:
         """The page of a conversation as it stands, for a tab that has just been (re)loaded or that turns to it.
@@ -121,29 +119,21 @@ class Chat:
             conversation = known
         return _whole_page(conversation, question=None)
 
-    async def watch(self, session_id: str, tab: str = "") -> AsyncGenerator[Frame]:
-        """Frames of an answer that this `tab` shows but did not ask for, to its end.
+    async def watch(self, session_id: str) -> AsyncGenerator[Frame]:
+        """Frames of an answer that a tab shows but did not ask for, to its end.
 
         It is another tab's, or this one's from before it was loaded again, in which case it ends in a moment and can be
         continued.
         """
         work, conversation = self._work.get(session_id), self._conversations.get(session_id)
-        self._watching[tab] = session_id
-        try:
-            while work is not None and self._work.get(session_id) is work and self._watching.get(tab) == session_id:
-                yield Frame(
-                    live=turn_html(work.turn, work.index, work.waited_s),
-                    sources=after_answer_html(work.turn, work.index),
-                )
-                await asyncio.sleep(HEARTBEAT_S)
-            if self._watching.get(tab) == session_id:
-                # With another answer in the making, if there is one by now: the page watches that.
-                yield (
-                    await self.restore(session_id) if conversation is None else _whole_page(conversation, question=None)
-                )
-        finally:
-            if self._watching.get(tab) == session_id:
-                del self._watching[tab]
+        while work is not None and self._work.get(session_id) is work:
+            yield Frame(
+                live=turn_html(work.turn, work.index, work.waited_s),
+                sources=after_answer_html(work.turn, work.index),
+            )
+            await asyncio.sleep(HEARTBEAT_S)
+        # With another answer in the making, if there is one by now: the page watches that.
+        yield await self.restore(session_id) if conversation is None else _whole_page(conversation, question=None)
 
     async def earlier(self, session_id: str, before: int) -> str:
         """HTML of the turns before turn `before`, as many as are shown at a time."""
@@ -240,18 +230,14 @@ class Chat:
         if work is not None:
             work.stop()
 
-    async def leave(self, session_id: str, new_session_id: str, tab: str = "") -> Frame:
-        """Turn from the conversation `session_id` to another one; the page of that.
+    async def turn_to(self, session_id: str) -> Frame:
+        """The page of a conversation, for a tab that shows another one.
 
-        An answer that this `tab` is waiting for goes on while the tab is there, and is shown to whoever comes back.
+        An answer that the tab waits for there goes on while the tab is open, and is shown to whoever comes back.
         """
-        is_watching = self._watching.pop(tab, None) is not None
-        work = self._work.get(session_id)
-        if work is not None and not is_watching and session_id != new_session_id:
-            work.is_left = True
-        page = await self.restore(new_session_id)
-        # Where nothing can be had of the other conversation, nothing of this one is shown under its name.
-        return _whole_page(Conversation(new_session_id), question=None) if page.live is None else page
+        page = await self.restore(session_id)
+        # Where nothing can be had of the conversation, nothing of the other one is shown under its name.
+        return _whole_page(Conversation(session_id), question=None) if page.live is None else page
 
     async def _conversation(self, session_id: str) -> Conversation:
         conversation = self._conversations.get(session_id)
@@ -321,8 +307,6 @@ class Chat:
                 turn.state = TurnState.STOPPED
             if self._work.get(session_id) is work:
                 del self._work[session_id]
-        if work.is_left:
-            return
         if comes_after_open or conversation.last is not turn:
             # Another tab asked at the same time: its turn has gone on or come since this page was painted.
             yield _whole_page(conversation, question=None)
@@ -430,9 +414,6 @@ async def _progress(work: _Work, reader: "asyncio.Task[None]") -> AsyncGenerator
         work.wake.clear()
         if reader.done() or work.is_stopped:
             return
-        if work.is_left:
-            yield Frame()
-            continue
         has_new_sources = turn.sources is not shown_sources
         shown_sources = turn.sources
         yield Frame(

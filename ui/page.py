@@ -18,6 +18,7 @@ from ui.chat import Chat, Chats, Frame
 from ui.icons import icon
 from ui.options import chat_options
 from ui.routes import key_of
+from ui.tabs import Tabs
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("shell.css", "chat.css", "library.css")
@@ -141,16 +142,19 @@ def _static(name: str) -> str:
 
 
 def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
+    tabs = Tabs()
+
     async def ask(question: str, session_id: str, options: str, request: gr.Request) -> AsyncGenerator[Updates]:
         frames = chats.of(key_of(request)).ask(question, session_id, chat_options(options))
-        async with aclosing(frames):
-            async for frame in frames:
+        async with aclosing(tabs.showing(str(request.session_hash), session_id, frames)) as shown:
+            async for frame in shown:
                 yield page.updates(frame)
 
     async def command(event: gr.EventData, request: gr.Request) -> AsyncGenerator[Updates]:
-        frames = _command(chats.of(key_of(request)), event, str(request.session_hash))
-        async with aclosing(frames):
-            async for frame in frames:
+        frames = _command(chats.of(key_of(request)), event)
+        tab, is_watching = str(request.session_hash), event.kind == "watch"
+        async with aclosing(tabs.showing(tab, str(event.session_id), frames, ends_when_left=is_watching)) as shown:
+            async for frame in shown:
                 yield page.updates(frame)
 
     async def open_page(session_id: str, request: gr.Request) -> Updates:
@@ -159,7 +163,9 @@ def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
 
     async def open_another(event: gr.EventData, request: gr.Request) -> Updates:
         leaving, session_id = str(event.leaving), str(event.session_id)
-        frame = await chats.of(key_of(request)).leave(leaving, session_id, str(request.session_hash))
+        if leaving != session_id:
+            tabs.leave(str(request.session_hash), leaving)
+        frame = await chats.of(key_of(request)).turn_to(session_id)
         return {page.session_id: session_id, **page.updates(frame)}
 
     def stop(session_id: str, request: gr.Request) -> None:
@@ -181,24 +187,25 @@ def _wire(blocks: Any, page: _Page, chats: Chats) -> None:
     page.command.click(command, trigger_mode="multiple", api_visibility="private", **making)
     page.stop.click(stop, inputs=[page.session_id], queue=False, js="ragstone.stopping", **private)
     opening = {"outputs": [page.session_id, *page.chat_outputs], "queue": False, **private}
-    blocks.load(open_page, inputs=[page.session_id], js="ragstone.conversation", **opening)
-    page.opening.click(open_another, trigger_mode="multiple", **opening)
+    for opened in (
+        blocks.load(open_page, inputs=[page.session_id], js="ragstone.conversation", **opening),
+        page.opening.click(open_another, trigger_mode="multiple", **opening),
+    ):
+        # The script sees whether that is still the conversation that is wanted.
+        opened.success(None, inputs=[page.session_id], js="ragstone.opened", **private)
 
 
-async def _command(chat: Chat, event: Any, tab: str) -> AsyncGenerator[Frame]:
+def _command(chat: Chat, event: Any) -> AsyncGenerator[Frame]:
     """The frames of what the script asks for: `kind` is "ask", "edit", "retry", "continue" or "watch"."""
     session_id, options = str(event.session_id), chat_options(event.options)
-    kind = str(event.kind)
-    if kind == "ask":
-        frames = chat.ask(str(event.text), session_id, options)
-    elif kind == "edit":
-        frames = chat.edit(int(event.index), str(event.text), session_id, options)
-    elif kind == "continue":
-        frames = chat.go_on(session_id, options)
-    elif kind == "watch":
-        frames = chat.watch(session_id, tab)
-    else:
-        frames = chat.retry(session_id, options)
-    async with aclosing(frames):
-        async for frame in frames:
-            yield frame
+    match str(event.kind):
+        case "ask":
+            return chat.ask(str(event.text), session_id, options)
+        case "edit":
+            return chat.edit(int(event.index), str(event.text), session_id, options)
+        case "continue":
+            return chat.go_on(session_id, options)
+        case "watch":
+            return chat.watch(session_id)
+        case _:
+            return chat.retry(session_id, options)

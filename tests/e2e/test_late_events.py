@@ -1,14 +1,16 @@
 """What belongs to an earlier state of the page and comes in a later one: a dialog's events, answers of the server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+import re
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from playwright.async_api import Page, Route, expect
+from playwright.async_api import Page, Request, Route, expect
 
 from tests.e2e.chat_page import ChatPage
-from tests.ui.fake_api import FakeApi
+from tests.ui.fake_api import FakeApi, Script
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session")]
 
@@ -23,17 +25,17 @@ ASK_TWICE = """() => {
 
 
 @asynccontextmanager
-async def held_back(page: Page, path: str, method: str = "GET") -> AsyncIterator[asyncio.Event]:
-    """The first call to a route that begins with `path` is answered only when the event is set.
+async def held_back(page: Page, is_meant: Callable[[Request], bool]) -> AsyncIterator[asyncio.Event]:
+    """The first request that is meant gets its answer only when the event is set.
 
-    It reaches the server at once: what is answered is of then. The block is entered before the call is made.
+    It reaches the server at once: what is answered is of then. The block is entered before the request is made.
     """
     release = asyncio.Event()
     is_first = True
 
     async def hold(route: Route) -> None:
         nonlocal is_first
-        if not is_first or route.request.method != method:
+        if not is_first or not is_meant(route.request):
             await route.fallback()
             return
         is_first = False
@@ -41,12 +43,17 @@ async def held_back(page: Page, path: str, method: str = "GET") -> AsyncIterator
         await release.wait()
         await route.fulfill(response=response)
 
-    await page.route(f"**/page/{path}*", hold)
+    await page.route("**/*", hold)
     try:
         yield release
     finally:
         release.set()
         await page.unroute_all(behavior="wait")
+
+
+def to(path: str, method: str = "GET") -> Callable[[Request], bool]:
+    """Whether a request is one to the page's route `path`."""
+    return lambda request: request.method == method and f"/page/{path}" in request.url
 
 
 async def test_question_that_is_asked_right_after_another_was_left_gets_its_own_answer(scripted_chat: ChatPage) -> None:
@@ -65,10 +72,10 @@ async def test_rename_that_is_left_while_it_is_sent_is_listed_as_the_server_took
     chat, keys = scripted_chat, scripted_chat.page.keyboard
     await chat.ask("Why?")
     await chat.answered()
-    async with held_back(chat.page, "conversation?", "PATCH") as rename:
+    async with held_back(chat.page, to("conversation?", "PATCH")) as rename:
         await chat.choose("Why?", "Rename")
         await keys.type("Because")
-        async with chat.page.expect_request(lambda request: request.method == "PATCH"):
+        async with chat.page.expect_request(to("conversation?", "PATCH")):
             await keys.press("Enter")
         await keys.press("Enter")  # twice is once
         await keys.press("Escape")
@@ -93,12 +100,12 @@ async def test_list_that_was_asked_for_earlier_is_not_drawn_over_a_later_one(
     entries = chat.conversations.get_by_role("listitem").locator(".title")
     await expect(entries).to_have_count(2)
     search = chat.page.get_by_label("Search conversations")
-    async with held_back(chat.page, "conversations?query=high") as first:
-        async with chat.page.expect_request("**/page/conversations?query=high"):
+    async with held_back(chat.page, to("conversations?query=high")) as first:
+        async with chat.page.expect_request(to("conversations?query=high")):
             await search.fill("high")
         await search.fill("why")
         await expect(entries).to_have_text(["Why?"])
-        async with chat.page.expect_request_finished(lambda request: "query=high" in request.url):
+        async with chat.page.expect_request_finished(to("conversations?query=high")):
             first.set()
         await expect(entries).to_have_text(["Why?"])
     await search.fill("")
@@ -123,21 +130,122 @@ async def test_page_of_a_document_that_comes_after_the_document_was_closed_does_
         await summary.click()
         await chat.sources.nth(number).get_by_role("button", name="Open document").wait_for()
     latency, report = await chat.sources.get_by_role("button", name="Open document").all()
-    async with held_back(chat.page, "documents/report.pdf/view") as page:
-        async with chat.page.expect_request("**/page/documents/report.pdf/view*"):
+    async with held_back(chat.page, to("documents/report.pdf/view")) as page:
+        async with chat.page.expect_request(to("documents/report.pdf/view")):
             await report.click()
         await latency.click()
         await expect(chat.viewer).to_contain_text("TTFT is a time.")
-        async with chat.page.expect_request_finished(lambda request: "report.pdf" in request.url):
+        async with chat.page.expect_request_finished(to("documents/report.pdf/view")):
             page.set()
         await expect(chat.viewer).to_contain_text("TTFT is a time.")
     await report.click()
     await expect(chat.viewer).to_contain_text("Page 2 of 2")
-    async with held_back(chat.page, "documents/report.pdf/view") as page:
-        async with chat.page.expect_request("**/page/documents/report.pdf/view*"):
+    async with held_back(chat.page, to("documents/report.pdf/view")) as page:
+        async with chat.page.expect_request(to("documents/report.pdf/view")):
             await chat.press("Previous page")
         await chat.page.keyboard.press("Escape")
         await expect(chat.viewer).to_be_hidden()
-        async with chat.page.expect_request_finished(lambda request: "report.pdf" in request.url):
+        async with chat.page.expect_request_finished(to("documents/report.pdf/view")):
             page.set()
         await expect(chat.viewer).to_be_hidden()
+
+
+async def test_conversation_that_was_opened_last_is_the_one_that_is_shown(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    for question in ("Why?", "How high?"):
+        await chat.press("New conversation")
+        await chat.ask(question)
+        await chat.answered()
+    await chat.press("New conversation")
+    await expect(chat.questions).to_have_count(0)
+
+    def opens(request: Request) -> bool:
+        return '"leaving"' in (request.post_data or "")
+
+    async with held_back(chat.page, opens) as first:
+        async with chat.page.expect_request(opens):
+            await chat.conversations.get_by_role("button", name="Why?", exact=True).click()
+        await chat.conversations.get_by_role("button", name="How high?", exact=True).click()
+        await expect(chat.questions.locator(".bubble")).to_have_text(["How high?"])
+        async with chat.page.expect_request_finished(opens):
+            first.set()
+        await expect(chat.questions.locator(".bubble")).to_have_text(["How high?"])
+    await chat.ask("And how wide?")
+    await chat.answered()
+    await expect(chat.questions.locator(".bubble")).to_have_text(["How high?", "And how wide?"])
+
+
+async def test_settings_that_the_server_has_yet_to_tell_the_choices_of_are_kept(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    settings = json.dumps({"model": "large", "temperature": 0.5})
+    await chat.page.evaluate("(settings) => localStorage.setItem('ragstone.settings', settings)", settings)
+    await chat.page.reload()
+    model = chat.dialog.get_by_role("combobox", name=re.compile("^Model"))
+    temperature = chat.dialog.get_by_role("spinbutton", name=re.compile("^Temperature"))
+    async with held_back(chat.page, to("options")) as options:
+        async with chat.page.expect_request(to("options")):
+            await chat.press("Settings")
+        await expect(model).to_have_value("large")
+        await temperature.fill("0.7")
+        # Left and opened again before the browser has sent the dialog's `close` event.
+        await chat.page.evaluate(
+            """() => {
+              document.getElementById('settings-dialog').close();
+              document.querySelector('[data-act=settings]').click();
+            }"""
+        )
+        await expect(temperature).to_have_value("0.7")
+        await expect(model.get_by_role("option", name="tiny", exact=True)).to_have_count(1)
+        await expect(model).to_have_value("large")
+        await model.select_option("tiny")
+        async with chat.page.expect_request_finished(to("options")):
+            options.set()
+        await expect(model).to_have_value("tiny")
+    await chat.press("Done")
+    assert json.loads(await chat.page.evaluate("ragstone.options()")) == {"model": "tiny", "temperature": 0.7}
+
+
+async def test_thumb_that_is_pressed_twice_is_given_and_taken_back(scripted_chat: ChatPage, script: FakeApi) -> None:
+    chat = scripted_chat
+    await chat.ask("Why?")
+    await chat.answered()
+    async with held_back(chat.page, to("feedback", "PUT")) as rating:
+        async with chat.page.expect_request(to("feedback", "PUT")):
+            await chat.press("Good answer")
+        await chat.press("Good answer")
+        async with chat.page.expect_request(lambda request: '"rating":""' in (request.post_data or "")):
+            rating.set()
+        await expect(chat.page.get_by_role("button", name="Good answer")).to_have_attribute("aria-pressed", "false")
+        await expect(chat.page.get_by_role("button", name="Add a comment")).to_be_hidden()
+    assert [item["rating"] for item in script.feedback] == ["up", None]
+
+
+async def test_earlier_turns_that_come_after_their_conversation_was_left_do_not_stop_the_next_from_being_followed(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    script.script = Script(pieces=["A line.\n\n" * 12])
+    session_id = await chat.page.evaluate("ragstone.conversation()[0]")
+    await chat.ask("first")
+    await chat.answered()
+    (turn,) = script.turns[session_id]
+    script.turns[session_id] = [{**turn, "index": index, "question": f"question {index}"} for index in range(30)]
+    await chat.press("New conversation")
+    await expect(chat.questions).to_have_count(0)
+    await chat.conversations.get_by_role("button", name="first", exact=True).click()
+    await expect(chat.questions).to_have_count(11)
+    async with held_back(chat.page, to("conversation/earlier")) as earlier:
+        async with chat.page.expect_request(to("conversation/earlier")):
+            await chat.page.get_by_role("button", name="Earlier turns").click()
+        await chat.press("New conversation")
+        await expect(chat.questions).to_have_count(0)
+        script.script = Script(pieces=["A line.\n\n"] * 60, pause_s=0.03)
+        await chat.ask("second")
+        async with chat.page.expect_request_finished(to("conversation/earlier")):
+            earlier.set()
+        await chat.answered()
+    await expect(chat.page.get_by_role("button", name="To the end of the answer")).to_be_hidden()

@@ -284,7 +284,7 @@ async def test_reload_in_mid_answer_shows_its_part_at_once_and_then_offers_to_co
     before_reload = chat.ask("q", "s")
     await begun(before_reload)
     page = await chat.restore("s")
-    after_reload = chat.watch("s", "new")
+    after_reload = chat.watch("s")
     await anext(after_reload)
     assert "word word" in (page.live or "")
     assert page.is_busy is True
@@ -295,49 +295,6 @@ async def test_reload_in_mid_answer_shows_its_part_at_once_and_then_offers_to_co
     assert 'data-act="continue"' in (page.sources or "")
     assert page.is_busy is False
     await until(lambda: len(api.closed_early_at) == 1, "the server was not told that nobody waits")
-
-
-async def test_another_tab_shows_the_answer_as_it_grows_and_may_leave_without_ending_it(
-    chat: Chat, api: FakeApi
-) -> None:
-    api.script = Script(pieces=["word "] * 60, pause_s=0.02)
-    asking = chat.ask("q", "s")
-    await begun(asking)
-    watching, leaving = chat.watch("s", "other"), chat.watch("s", "third")
-    for frames in (watching, leaving):
-        await anext(frames)
-    page = await chat.leave("s", "new", "third")
-    assert (page.live, page.has_turns) == ("", False)
-    assert [frame.live for frame in await frames_of(leaving) if frame.live] == []
-    finished, watched = await asyncio.gather(frames_of(asking), frames_of(watching))
-    assert page_of(watched).live == page_of(finished).live
-    assert "(stopped)" not in (page_of(watched).live or "")
-    assert api.closed_early_at == []
-
-
-async def test_answer_that_its_tab_has_left_goes_on_and_paints_nothing(chat: Chat, api: FakeApi) -> None:
-    api.script = Script(pieces=["word "] * 60, pause_s=0.02)
-    asking = chat.ask("q", "s")
-    await begun(asking)
-    assert (await chat.leave("s", "new")).live == ""
-    rest = asyncio.create_task(frames_of(asking))
-    page = await chat.leave("new", "s")
-    assert page.is_busy is True
-    assert "word" in (page.live or "")
-    watched = page_of(await frames_of(chat.watch("s")))
-    assert "word " * 59 in (watched.live or "")
-    assert {(frame.live, frame.is_busy) for frame in await rest} == {(None, None)}
-    assert api.closed_early_at == []
-
-
-async def test_closing_the_tab_ends_an_answer_that_it_had_left(chat: Chat, api: FakeApi) -> None:
-    api.script = Script(pieces=["word "] * 1000, pause_s=0.02)
-    asking = chat.ask("q", "s")
-    await begun(asking)
-    await chat.leave("s", "new")
-    await anext(asking)
-    await asking.aclose()
-    await until(lambda: api.num_open == 0, "the connection is still open")
 
 
 async def test_two_tabs_that_ask_at_once_show_both_turns_in_the_end(chat: Chat, api: FakeApi) -> None:
@@ -359,7 +316,7 @@ async def test_page_stays_as_it_is_while_the_server_cannot_be_asked() -> None:
     chat = Chat(ApiClient("http://127.0.0.1:9"))  # the port of a service that nobody runs
     page = await chat.restore("s")
     assert (page.live, page.earlier, page.has_turns) == (None, None, None)
-    assert (await chat.leave("s", "other")).live == ""
+    assert (await chat.turn_to("other")).live == ""
 
 
 async def test_what_a_killed_server_did_not_write_down_is_shown_as_it_is_known_here(chat: Chat, api: FakeApi) -> None:

@@ -36,6 +36,8 @@
     send('opening', { leaving, session_id: id });
     document.dispatchEvent(new CustomEvent('ragstone:conversation'));
   };
+  // Gradio paints what comes when it comes: one that was opened earlier may have come last.
+  ragstone.opened = (id) => { if (id && id !== current) send('opening', { leaving: id, session_id: current }); };
   const questionBox = () => byId('question')?.querySelector('textarea');
   ragstone.startNew = () => {
     ragstone.show(newId());
@@ -141,19 +143,25 @@
     button.classList.toggle('shown');
   });
 
-  on('rate', async (button) => {
+  const rate = async (button, session_id) => {
     const tools = button.closest('.tools');
     const index = Number(tools.dataset.turn);
     const wasGiven = button.getAttribute('aria-pressed') === 'true';
     const rating = wasGiven ? '' : button.dataset.rating;
     const isKept = await attempt(async () => {
-      await call('PUT', 'feedback', { session_id: current, index, rating, comment: '' });
+      await call('PUT', 'feedback', { session_id, index, rating, comment: '' });
       return true;
     });
     if (!isKept) return;
     for (const other of tools.querySelectorAll('[data-rating]')) other.setAttribute('aria-pressed', String(other.dataset.rating === rating));
     showComment(tools, '').hidden = !rating;
     if (rating) toast('Thank you. It is kept with the answer.');
+  };
+  // One after the other: a second press means what the first has made of it.
+  let rated = Promise.resolve();
+  on('rate', (button) => {
+    const session_id = current;
+    rated = rated.then(() => rate(button, session_id));
   });
   const showComment = (tools, comment) => {
     const button = tools.querySelector('[data-act=comment]');
@@ -175,14 +183,14 @@
 
   // ── earlier turns, fetched when somebody scrolls up to where they begin ──
   on('older', (button) => attempt(async () => {
-    if (button.disabled) return;
+    const hadFocus = document.activeElement === button; // which one that is disabled loses
     button.disabled = true;
     try {
       const html = await call('GET', `conversation/earlier?${query({ session_id: current, before: button.dataset.before })}`);
+      if (!button.isConnected) return; // another conversation is shown by now
       const transcript = byId('transcript');
       const fromEnd = transcript.scrollHeight - transcript.scrollTop;
       follows = false;
-      const hadFocus = document.activeElement === button;
       const holder = button.parentElement;
       holder.innerHTML = html;
       transcript.scrollTop = transcript.scrollHeight - fromEnd;

@@ -14,7 +14,16 @@
 
   // ── the dialog ──
   const fields = () => byId('settings-dialog').querySelectorAll('[name]');
+  let models = []; // as the server last told them
+  const offerModels = () => {
+    // The one that is chosen is among them, also before the server has told.
+    const names = new Set([...models, settings.model].filter(Boolean));
+    const select = byId('settings-dialog').querySelector('[name=model]');
+    select.replaceChildren(select.options[0], ...[...names].map((name) => new Option(name, name)));
+    select.value = settings.model ?? '';
+  };
   const fill = () => {
+    offerModels();
     for (const field of fields()) {
       if (field.type === 'checkbox') field.checked = settings.retrieval !== false;
       else field.value = settings[field.name] ?? '';
@@ -33,16 +42,12 @@
     write(changed);
   };
   on('settings', () => attempt(async () => {
-    const dialog = byId('settings-dialog');
     fill();
-    dialog.showModal();
-    const { defaults, models } = await call('GET', 'options');
-    const select = dialog.querySelector('[name=model]');
-    const names = models.includes(settings.model) || !settings.model ? models : [...models, settings.model];
-    const [first] = select.options;
-    select.replaceChildren(first, ...names.map((name) => new Option(name, name)));
-    select.value = settings.model ?? '';
-    showDefaults(defaults);
+    byId('settings-dialog').showModal();
+    const told = await call('GET', 'options');
+    models = told.models;
+    offerModels();
+    showDefaults(told.defaults);
   }));
   // What holds for a field that is left empty.
   const showDefaults = (defaults) => {
@@ -105,7 +110,7 @@
     setAppearance(kept.read('appearance') ?? '');
     byId('appearance').addEventListener('change', () => setAppearance(byId('appearance').value));
     new MutationObserver(paint).observe(document.body, { attributes: true, attributeFilter: ['class'] });
-    byId('settings-dialog').addEventListener('close', take);
+    byId('settings-dialog').addEventListener('input', take);
     picker().addEventListener('change', () => {
       const chosen = [...picker().querySelectorAll('input:checked')].map((box) => box.value);
       const { collections, ...rest } = settings;
