@@ -3,9 +3,10 @@
 import asyncio
 import re
 import time
+from pathlib import Path
 
 import pytest
-from playwright.async_api import BrowserContext, expect
+from playwright.async_api import BrowserContext, Route, expect
 
 from app.errors import InputTooLongError
 from tests.e2e.chat_page import PATIENCE_MS, ChatPage
@@ -194,3 +195,43 @@ async def test_two_people_do_not_wait_for_each_other(
     await second.ask("quick")
     assert "quick answer" in await second.answered()
     await expect(first.stop).to_be_visible()
+
+
+async def test_what_could_not_be_done_is_said_and_nothing_is_shown_as_if_it_had_been(
+    scripted_chat: ChatPage, script: FakeApi, tmp_path: Path
+) -> None:
+    chat = scripted_chat
+    file = tmp_path / "kept.txt"
+    file.write_text("text")
+    is_cut = True
+
+    async def cut_once(route: Route) -> None:
+        nonlocal is_cut
+        if is_cut:
+            is_cut = False
+            await route.abort()
+        else:
+            await route.fallback()
+
+    await chat.page.route("**/page/jobs/*", cut_once)
+    results = await chat.upload(file)
+    await expect(results).to_contain_text("Added: 1 passage", timeout=PATIENCE_MS)
+    assert not is_cut
+
+    await chat.press("New collection")
+    await chat.dialog.get_by_label("Name").fill("shelf")
+    await chat.press("Make it")
+    target = chat.page.locator("#drop-target")
+    await expect(target).to_have_text("shelf")
+    no_connection = chat.page.locator("#toasts").get_by_text("The page has no connection to its server.")
+    await chat.page.route("**/page/collections?*", lambda route: route.abort())
+    await chat.press("Delete collection")
+    await chat.dialog.get_by_role("button", name="Delete", exact=True).click()
+    await expect(no_connection).to_be_visible()
+    await expect(target).to_have_text("shelf")
+
+    await chat.view("Chat")
+    await expect(no_connection).to_have_count(0)
+    await chat.page.route("**/page/session", lambda route: route.abort())
+    await chat.page.locator("#key-button").evaluate("button => { button.hidden = false; button.click(); }")
+    await expect(no_connection).to_be_visible()

@@ -249,3 +249,53 @@ async def test_earlier_turns_that_come_after_their_conversation_was_left_do_not_
             earlier.set()
         await chat.answered()
     await expect(chat.page.get_by_role("button", name="To the end of the answer")).to_be_hidden()
+
+
+async def test_end_that_moves_away_as_the_box_grows_is_followed_though_the_reader_has_just_scrolled(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat = scripted_chat
+    script.script = Script(pieces=["A line.\n\n" * 60])
+    await chat.ask("Why?")
+    await chat.answered()
+    newest = chat.page.get_by_role("button", name="To the end of the answer")
+    await expect(newest).to_be_hidden()
+    # Both before the browser has told of either.
+    await chat.page.evaluate(
+        """() => {
+          document.getElementById('transcript').scrollTop -= 5;
+          document.querySelector('#question textarea').style.minHeight = '300px';
+        }"""
+    )
+    await expect(chat.question).to_have_css("min-height", "300px")
+    await asyncio.sleep(0.3)
+    await expect(newest).to_be_hidden()
+
+
+async def test_what_opens_late_takes_no_focus_from_what_is_typed_meanwhile(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat, keys = scripted_chat, scripted_chat.page.keyboard
+    document = {"title": "Latency", "collection": "default", "content": "TTFT is a time."}
+    script.documents["doc-ttft"] = {"document_id": "doc-ttft", **document}
+    await chat.ask("Why?")
+    await chat.answered()
+    await chat.sources.first.locator("summary").click()
+    async with held_back(chat.page, to("documents/doc-ttft/view")) as view:
+        async with chat.page.expect_request(to("documents/doc-ttft/view")):
+            await chat.press("Open document")
+        await chat.question.click()
+        await keys.type("And ")
+        view.set()
+        await expect(chat.viewer).to_contain_text("TTFT is a time.")
+        await keys.type("then?")
+    await expect(chat.question).to_have_value("And then?")
+    async with held_back(chat.page, to("collections")) as collections:
+        async with chat.page.expect_request(to("collections")):
+            await chat.press("All documents")
+        await chat.question.click()
+        async with chat.page.expect_request_finished(to("collections")):
+            collections.set()
+        await keys.type(" Why?")
+    await expect(chat.page.get_by_role("group", name="Search in")).to_be_hidden()
+    await expect(chat.question).to_have_value("And then? Why?")

@@ -1,6 +1,6 @@
 // The chat in the browser: which conversation this tab shows, scrolling with the answer, what can be done with a turn.
 (() => {
-  const { on, byId, send, keptInTab, call, query, toast, keepFocus, attempt, ask, ready } = ragstone;
+  const { on, byId, send, keptInTab, call, query, toast, keepFocus, attempt, ask, onEscape, ready } = ragstone;
   const NEAR_END_PX = 60;
   const FOCUS_AFTER_MS = 150; // Gradio takes buttons away a moment later
   const NEAR_START_PX = 200;
@@ -106,26 +106,30 @@
       await navigator.clipboard.writeText(text);
     } catch {
       // Only secure pages have a clipboard; the old way works everywhere else.
+      const focused = document.activeElement;
       const area = Object.assign(document.createElement('textarea'), { value: text });
       document.body.append(area);
       area.select();
-      document.execCommand('copy');
+      const isCopied = document.execCommand('copy');
       area.remove();
+      focused?.focus({ preventScroll: true });
+      if (!isCopied) return toast('The browser did not let the page copy it. Mark the text and copy it by hand.', { isError: true });
     }
-    toast('Copied');
+    return toast('Copied');
   };
   on('copy', (button) => copy(button.dataset.text));
   on('copy-code', (button) => copy(button.parentElement.querySelector('code').textContent));
 
   // Escape closes a card, and leads back to the mark in the answer that opened it.
   let cited = null;
-  document.addEventListener('keydown', (event) => {
-    const card = event.key === 'Escape' && event.target.closest?.('.source[open]');
-    if (!card || !byId('viewer').hidden) return;
+  onEscape((event) => {
+    const card = event.target.closest?.('.source[open]');
+    if (!card || !byId('viewer').hidden) return false;
     card.open = false;
     opened.delete(card.id);
     const isItsMark = cited?.isConnected && cited.getAttribute('href') === `#${card.id}`;
     (isItsMark ? cited : card.querySelector('summary')).focus();
+    return true;
   });
   on('cite', (link) => {
     const card = byId(link.getAttribute('href').slice(1));
@@ -203,7 +207,7 @@
   // ── scrolling: follow the answer while the reader is at its end; leave the page alone once they have scrolled up ──
   let follows = true;
   const watchScrolling = (transcript) => {
-    let height = 0;
+    let [height, room] = [0, 0];
     const newest = byId('newest');
     byId('composer').append(newest);
     const isAtEnd = () => transcript.clientHeight + transcript.scrollTop >= transcript.scrollHeight - NEAR_END_PX;
@@ -211,13 +215,14 @@
     const offer = () => { newest.hidden = isAtEnd() || !transcript.querySelector('.question'); };
     transcript.addEventListener('scroll', () => {
       offer();
-      // Growth of the content moves the end away, which is no choice of the reader's.
-      if (transcript.scrollHeight !== height) return;
+      // Growth of the content, or of the box below it, moves the end away, which is no choice of the reader's.
+      if (transcript.scrollHeight !== height || transcript.clientHeight !== room) return;
       follows = isAtEnd();
       if (!follows && transcript.scrollTop < NEAR_START_PX) transcript.querySelector('[data-act=older]')?.click();
     }, { passive: true });
     return () => {
       height = transcript.scrollHeight;
+      room = transcript.clientHeight;
       if (follows && transcript.querySelector('.question')) transcript.scrollTop = height;
       offer();
     };

@@ -81,14 +81,23 @@ window.ragstone = (() => {
       if (!document.activeElement || document.activeElement === document.body) find()?.focus({ preventScroll: true });
     }, pause_ms);
   };
-  // New content in place of old. What had the focus in it has it again: the control of the same name.
+  // How to find an element again once its place was drawn anew: as the control of the same name there.
   const nameOf = (element) => element.getAttribute('aria-label') || element.textContent.trim();
+  const finder = (element) => {
+    const place = element?.closest('[id]');
+    if (!place) return () => null;
+    const name = nameOf(element);
+    return () => {
+      if (element.isConnected) return element;
+      const now = byId(place.id);
+      return place === element ? now : [...now?.querySelectorAll(element.tagName) ?? []].find((one) => nameOf(one) === name);
+    };
+  };
+  // New content in place of old. What had the focus in it has it again, or all of it where that is gone.
   const replaceContent = (element, html) => {
-    const focused = element.contains(document.activeElement) ? document.activeElement : null;
+    const find = element.contains(document.activeElement) ? finder(document.activeElement) : null;
     element.innerHTML = html;
-    if (!focused) return;
-    const [name, same] = [nameOf(focused), element.querySelectorAll(focused.tagName)];
-    [...same].find((one) => nameOf(one) === name)?.focus({ preventScroll: true });
+    if (find) (find() ?? element).focus({ preventScroll: true });
   };
   // Run it, and say what went wrong if something did.
   const attempt = async (work) => {
@@ -169,7 +178,13 @@ window.ragstone = (() => {
         event.preventDefault();
         sending ??= give(box.value).finally(() => { sending = null; });
       };
-      dialog.onclose = () => { if (!dialog.open) settle(); };
+      // Where what had the focus was drawn anew below the dialog, the browser cannot give it back.
+      const find = finder(document.activeElement);
+      dialog.onclose = () => {
+        if (dialog.open) return;
+        settle();
+        keepFocus(find);
+      };
       dialog.showModal();
       // Who pressed Enter twice has not said yes to what cannot be undone.
       (field ? box : isDanger ? dialog.querySelector('[data-act=dialog-cancel]') : submit).focus();
@@ -177,21 +192,22 @@ window.ragstone = (() => {
     });
   on('dialog-cancel', (button) => button.closest('dialog').close());
 
-  // A menu at a button: [{ label, action, isDanger }].
-  let opener = null;
+  // A menu at a button: [{ label, action, isDanger }]. `find` gives the button, also once its place was drawn anew.
+  let opener = () => null;
   const closeMenu = (returns = false) => {
     const menu = byId('menu');
     if (!menu || menu.hidden) return;
     menu.hidden = true;
-    opener?.setAttribute('aria-expanded', 'false');
-    if (returns) opener?.focus();
+    opener()?.setAttribute('aria-expanded', 'false');
+    if (returns) opener()?.focus();
   };
-  const menu = (button, items) => {
+  const menu = (find, items) => {
     const element = byId('menu');
-    const wasOpen = !element.hidden && opener === button;
+    const button = find();
+    const wasOpen = !element.hidden && opener() === button;
     closeMenu();
     if (wasOpen) return;
-    opener = button;
+    opener = find;
     button.setAttribute('aria-expanded', 'true');
     element.replaceChildren(...items.map(({ label, action, isDanger }) => {
       const item = Object.assign(document.createElement('button'), { type: 'button', textContent: label });
@@ -220,8 +236,16 @@ window.ragstone = (() => {
     }
   });
   document.addEventListener('click', (event) => {
-    if (!event.target.closest('#menu') && event.target.closest('[data-act]') !== opener) closeMenu();
+    if (!event.target.closest('#menu') && event.target.closest('[data-act]') !== opener()) closeMenu();
   }, true);
+
+  // Escape closes one thing: what is nearer to the focus, or the first of these that says that it was open.
+  const closing = [];
+  const onEscape = (close) => closing.push(close);
+  document.addEventListener('keydown', (event) => {
+    if (event.key !== 'Escape' || event.defaultPrevented || document.querySelector('dialog[open]')) return;
+    if (closing.some((close) => close(event))) event.preventDefault();
+  });
 
   // Run when Gradio has put the page together.
   const ready = (start) => {
@@ -233,5 +257,5 @@ window.ragstone = (() => {
     return () => { clearTimeout(timer); timer = setTimeout(work, pause_ms); };
   };
 
-  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, replaceContent, attempt, inOrder, ask, menu, ready, after };
+  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, finder, replaceContent, attempt, inOrder, ask, menu, onEscape, ready, after };
 })();

@@ -33,7 +33,7 @@
   const show = (name) => {
     if (name !== collection) forgetSeen();
     collection = name;
-    refresh();
+    return refresh();
   };
   on('choose-collection', (button) => show(button.dataset.collection));
   on('new-collection', async () => {
@@ -42,10 +42,14 @@
     if (name !== null) show(name.trim());
   });
   on('delete-collection', async () => {
+    const name = collection;
     const sure = await ask({ title: 'Delete this collection?', text: 'All its documents go with it.', ok: 'Delete', isDanger: true });
     if (sure === null) return;
-    await attempt(() => call('DELETE', `collections?${query({ name: collection })}`));
-    show('');
+    await attempt(async () => {
+      await call('DELETE', `collections?${query({ name })}`);
+      await show('');
+      keepFocus(() => byId('collections').querySelector('[aria-pressed=true]'));
+    });
   });
 
   const rowOf = (element) => element.closest('[data-document]').dataset;
@@ -55,16 +59,20 @@
     await attempt(() => call('DELETE', `documents/${encodeURIComponent(id)}`));
     refresh();
   });
+  const beingRead = new Set();
   on('reingest-document', (button) => attempt(async () => {
     const { document: id, title } = rowOf(button);
-    button.disabled = true;
+    if (beingRead.has(id)) return;
+    beingRead.add(id);
+    button.setAttribute('aria-disabled', 'true'); // `disabled` would take the focus away
     try {
       const reply = await call('POST', `documents/${encodeURIComponent(id)}/reingest`);
       if (reply.job_id) await watchJob(reply.job_id, () => {});
       if (reply.status === 'failed') toast(`“${title}” could not be read: ${reply.reason}`, { isError: true });
       else toast(`Read “${title}” again`);
     } finally {
-      button.disabled = false;
+      beingRead.delete(id);
+      button.removeAttribute('aria-disabled');
       refresh();
     }
   }));
@@ -101,7 +109,16 @@
       isCancelled: false,
       whenCancelled: null, // how to break off what is under way
       progress: (text, share) => { if (!report.isCancelled) { said.textContent = text; bar.value = share; } },
-      end: (kind, text) => { item.className = kind; said.textContent = text; bar.remove(); cancel.remove(); if (isShown()) see(); offerForAll(); },
+      end: (kind, text) => {
+        const hadFocus = document.activeElement === (cancel.disabled ? document.body : cancel);
+        item.className = kind;
+        said.textContent = text;
+        bar.remove();
+        cancel.remove();
+        if (isShown()) see();
+        offerForAll();
+        if (hadFocus && isShown()) keepFocus(() => byId('documents').querySelector('#uploads .pending button:not(:disabled), [data-act=dismiss-uploads]'));
+      },
     };
     cancel.addEventListener('click', () => {
       report.progress('being cancelled', bar.value);
@@ -136,9 +153,13 @@
   });
   const watchJob = async (id, progress) => {
     for (;;) {
-      const job = await call('GET', `jobs/${encodeURIComponent(id)}`);
-      if (job.status !== 'queued' && job.status !== 'running') return job.files ?? [];
-      progress(job.files?.[0]);
+      try {
+        const job = await call('GET', `jobs/${encodeURIComponent(id)}`);
+        if (job.status !== 'queued' && job.status !== 'running') return job.files ?? [];
+        progress(job.files?.[0]);
+      } catch (error) {
+        if (error.status !== 0) throw error; // without a connection: the server goes on, and the notice says so
+      }
       await new Promise((resolve) => { setTimeout(resolve, JOB_EVERY_MS); });
     }
   };
@@ -181,13 +202,17 @@
     cameFrom = document.body.dataset.view;
     ragstone.view('documents');
   };
+  const backToChat = () => {
+    ragstone.view('chat');
+    keepFocus(() => byId('question').querySelector('textarea'));
+  };
   const offerWayBack = () => {
     const isLeft = document.body.dataset.view !== 'documents' || byId('uploads').querySelector('.pending');
     if (isLeft || cameFrom !== 'chat') return;
     cameFrom = null;
     const number = byId('uploads').querySelectorAll('.added').length;
     if (!number) return;
-    toast(`${counted(number, 'file')} can be asked about now`, { label: 'Back to the chat', action: () => ragstone.view('chat') });
+    toast(`${counted(number, 'file')} can be asked about now`, { label: 'Back to the chat', action: backToChat });
   };
   const addAll = (files) => {
     if (!files.length) return;

@@ -1,6 +1,6 @@
 // Settings of this browser, and which collections are searched. What is not set here is left to the server.
 (() => {
-  const { on, byId, kept, call, attempt, ready } = ragstone;
+  const { on, byId, kept, call, attempt, inOrder, ready } = ragstone;
   const NUMBERS = ['temperature', 'top_p', 'max_tokens', 'num_passages'];
 
   const read = () => { try { return JSON.parse(kept.read('settings') ?? '{}') ?? {}; } catch { return {}; } };
@@ -88,12 +88,12 @@
   const nameOf = (name) => names.get(name) ?? ({ handbook: 'Sample handbook', default: 'My documents' }[name] ?? name);
   const picker = () => byId('picker');
   const toggle = (isOpen) => {
+    if (!isOpen) offer.drop(); // whoever has gone on to something else wants no list
     picker().hidden = !isOpen;
     document.querySelector('[data-act=pick]').setAttribute('aria-expanded', String(isOpen));
   };
-  on('pick', () => attempt(async () => {
-    if (!picker().hidden) return toggle(false);
-    picker().innerHTML = await call('GET', 'collections');
+  const offer = inOrder(() => call('GET', 'collections'), (html) => {
+    picker().innerHTML = html;
     for (const box of picker().querySelectorAll('input')) {
       names.set(box.value, box.nextElementSibling.textContent);
       box.checked = (settings.collections ?? []).includes(box.value);
@@ -102,8 +102,8 @@
     picker().append(hint);
     toggle(true);
     picker().querySelector('input')?.focus();
-    return undefined;
-  }));
+  });
+  on('pick', () => attempt(async () => (picker().hidden ? offer() : toggle(false))));
 
   ready(() => {
     label();
@@ -119,6 +119,7 @@
     document.addEventListener('click', (event) => { if (!event.target.closest('.picker')) toggle(false); });
     picker().addEventListener('keydown', (event) => {
       if (event.key !== 'Escape') return;
+      event.preventDefault();
       toggle(false);
       document.querySelector('[data-act=pick]').focus();
     });

@@ -1,6 +1,6 @@
 // What stands around the chat: the list of conversations, the views, the state of the server, logging in.
 (() => {
-  const { on, byId, call, query, toast, keepFocus, attempt, inOrder, ask, menu, ready, after } = ragstone;
+  const { on, byId, call, query, toast, keepFocus, attempt, inOrder, ask, menu, onEscape, ready, after } = ragstone;
   const HEALTH_EVERY_MS = 3000;
 
   // ── conversations ──
@@ -39,7 +39,7 @@
   ragstone.refreshConversations = refresh;
 
   const open = (id) => {
-    document.body.classList.remove('sidebar-open');
+    showSidebar(false);
     if (id === ragstone.conversation()[0]) ragstone.view('chat');
     else ragstone.show(id);
   };
@@ -75,7 +75,7 @@
   const save = (id, format) => ragstone.save(`conversation/export?${query({ session_id: id, format })}`);
   on('conversation-menu', (button) => {
     const { session: id, title } = button.closest('li').dataset;
-    menu(button, [
+    menu(() => itemOf(id)?.querySelector('[data-act=conversation-menu]'), [
       { label: 'Rename', action: () => rename(id, title) },
       { label: 'Export as Markdown', action: () => save(id, 'markdown') },
       { label: 'Export as JSON', action: () => save(id, 'json') },
@@ -84,20 +84,22 @@
   });
 
   // ── the list on a phone ──
-  const toggleSidebar = (isOpen) => {
+  const isSidebarOpen = () => document.body.classList.contains('sidebar-open');
+  const showSidebar = (isOpen) => {
     document.body.classList.toggle('sidebar-open', isOpen);
     document.querySelector('[data-act=open-sidebar]').setAttribute('aria-expanded', String(isOpen));
+  };
+  const toggleSidebar = (isOpen) => {
+    showSidebar(isOpen);
     document.querySelector(isOpen ? '[data-act=close-sidebar]' : '[data-act=open-sidebar]').focus();
+    return true;
   };
   on('open-sidebar', () => toggleSidebar(true));
   on('close-sidebar', () => toggleSidebar(false));
   document.addEventListener('click', (event) => {
-    const isOpen = document.body.classList.contains('sidebar-open');
-    if (isOpen && !event.target.closest('#sidebar, #menu, dialog, [data-act=open-sidebar]')) document.body.classList.remove('sidebar-open');
+    if (isSidebarOpen() && !event.target.closest('#sidebar, #menu, dialog, [data-act=open-sidebar]')) showSidebar(false);
   });
-  document.addEventListener('keydown', (event) => {
-    if (event.key === 'Escape' && document.body.classList.contains('sidebar-open') && byId('menu').hidden) toggleSidebar(false);
-  });
+  onEscape(() => isSidebarOpen() && toggleSidebar(false));
 
   // ── views ──
   ragstone.view = (name) => {
@@ -144,7 +146,7 @@
     location.reload();
   };
   document.addEventListener('ragstone:login', () => { byId('key-button').hidden = false; login(); });
-  on('login', async () => {
+  on('login', () => attempt(async () => {
     const { has_key: hasKey } = await call('GET', 'session');
     if (!hasKey) return login();
     if (await ask({ title: 'Log out?', text: 'Your conversations and documents stay on the server.', ok: 'Log out' }) === null) return undefined;
@@ -154,7 +156,7 @@
     for (const name of ['conversation', 'draft']) ragstone.keptInTab.write(name, null);
     ragstone.kept.write('settings', null);
     return location.reload();
-  });
+  }));
   // A button to log out for who is logged in; none where the server asks for no key.
   const showKeyButton = () => attempt(async () => {
     const { has_key: hasKey } = await call('GET', 'session');

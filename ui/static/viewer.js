@@ -1,8 +1,8 @@
 // One document opened beside what is shown, at a page, a heading or a quote.
 (() => {
-  const { on, byId, call, query, attempt, inOrder } = ragstone;
+  const { on, byId, call, query, finder, attempt, inOrder, onEscape } = ragstone;
 
-  let opener = null;
+  let opener = () => null;
   const documentOf = (element) => element.closest('[data-document]').dataset.document;
   // Letters and digits of a text, with where each stands: what quotes are compared by, as signs of markup and white
   // space are not the same in a document and in what was read of it.
@@ -93,28 +93,30 @@
     if (image) byId('viewer-body').scrollTop = 0;
     else scrollTo(byId('viewer-body'), mark, sheet && heading ? findHeading(sheet, heading) : null);
   });
+  // The focus goes along, unless it has gone elsewhere while the document was on its way.
+  const isFree = (button) => [button, document.body, null].includes(document.activeElement);
   on('open-document', (button) => attempt(async () => {
     const { page, quote, heading } = button.dataset;
+    const find = finder(button);
     if (!await show({ id: documentOf(button), page, quote, heading })) return;
-    opener = button;
-    document.querySelector('[data-act=close-viewer]').focus();
+    opener = find;
+    if (isFree(find())) document.querySelector('[data-act=close-viewer]').focus();
   }));
   on('turn-page', (button) => attempt(async () => {
     const name = button.getAttribute('aria-label');
     const { quote } = byId('viewer').dataset;
-    if (!await show({ id: documentOf(button), page: button.dataset.page, quote })) return;
+    if (!await show({ id: documentOf(button), page: button.dataset.page, quote }) || !isFree(button)) return;
     const same = [...byId('viewer-body').querySelectorAll('[data-act=turn-page]')].find((other) => other.getAttribute('aria-label') === name);
     (same?.disabled ? byId('viewer-body') : same)?.focus();
   }));
   const close = () => {
+    if (byId('viewer')?.hidden !== false) return false;
     show.drop(); // a page that was turned to just before does not open it again
     byId('viewer').hidden = true;
     document.body.classList.remove('viewer-open');
-    opener?.focus();
+    opener()?.focus();
+    return true;
   };
   on('close-viewer', close);
-  document.addEventListener('keydown', (event) => {
-    const isFree = !document.querySelector('dialog[open]') && byId('menu')?.hidden;
-    if (event.key === 'Escape' && isFree && byId('viewer') && !byId('viewer').hidden) close();
-  });
+  onEscape(close);
 })();
