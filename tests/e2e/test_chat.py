@@ -37,7 +37,7 @@ async def until_written_down(servers: Servers, chat: ChatPage) -> None:
     """Wait until the server keeps the turn of this tab that was stopped."""
     deadline = time.monotonic() + 60
     while [is_interrupted for _, is_interrupted in await turns_on_server(servers, chat)] != [True]:
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, "the server does not keep the turn as stopped"
         await asyncio.sleep(0.05)
 
 

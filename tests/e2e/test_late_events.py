@@ -299,3 +299,62 @@ async def test_what_opens_late_takes_no_focus_from_what_is_typed_meanwhile(
         await keys.type(" Why?")
     await expect(chat.page.get_by_role("group", name="Search in")).to_be_hidden()
     await expect(chat.question).to_have_value("And then? Why?")
+
+
+async def test_example_that_is_pressed_twice_is_asked_once(scripted_chat: ChatPage, script: FakeApi) -> None:
+    chat = scripted_chat
+    script.documents["a"] = {"document_id": "a", "title": "Lamps", "collection": "default", "content": ""}
+    await chat.page.reload()
+    await chat.page.get_by_role("button", name="Lamps").dblclick()
+    await chat.answered()
+    await expect(chat.questions).to_have_count(1)
+    await chat.retry.dblclick()
+    await asyncio.sleep(0.3)
+    await chat.answered()
+    await expect(chat.questions).to_have_count(1)
+    assert len(script.asked) == 2
+
+
+async def test_earlier_question_is_not_asked_anew_while_an_answer_is_being_made(
+    scripted_chat: ChatPage, script: FakeApi
+) -> None:
+    chat, keys = scripted_chat, scripted_chat.page.keyboard
+    await chat.ask("first")
+    await chat.answered()
+    script.script = Script(pieces=["word "] * 2000, pause_s=0.03)
+    await chat.ask("second")
+    await chat.wait_for_answer_text("word word")
+    await chat.page.get_by_role("button", name="Edit question").first.click()
+    await keys.type(" again")
+    await keys.press("Enter")
+    await expect(chat.page.get_by_text("Stop the answer that is being made first.")).to_be_visible()
+    await expect(chat.page.get_by_label("Edited question")).to_have_value("first again")
+    script.script = Script()
+    await chat.stop.click()
+    await chat.answered()
+    await chat.page.get_by_label("Edited question").press("Enter")
+    await chat.dialog.get_by_role("button", name="Ask again").click()
+    await expect(chat.questions.locator(".bubble")).to_have_text(["first again"])
+    await chat.answered()
+
+
+@pytest.mark.parametrize("loser", ["what is disabled", "a dialog that is closed"])
+async def test_focus_that_the_browser_has_yet_to_take_away_is_given_on(scripted_chat: ChatPage, loser: str) -> None:
+    """A browser does so when it next draws."""
+    kept = await scripted_chat.page.evaluate(
+        """async (loser) => {
+          const button = Object.assign(document.createElement('button'), { textContent: 'Gone' });
+          const dialog = Object.assign(document.createElement('dialog'), { innerHTML: '<input>' });
+          document.body.append(button, dialog);
+          button.focus();
+          if (loser.includes('dialog')) dialog.showModal();
+          const had = document.activeElement;
+          if (loser.includes('dialog')) { button.remove(); dialog.close(); } else button.disabled = true;
+          const hasItYet = had === document.activeElement;
+          ragstone.keepFocus(() => document.querySelector('#question textarea'));
+          await new Promise((resolve) => setTimeout(resolve));
+          return [hasItYet, document.activeElement.getAttribute('data-testid')];
+        }""",
+        loser,
+    )
+    assert kept == [True, "textbox"]

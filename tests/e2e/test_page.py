@@ -128,7 +128,7 @@ async def test_cut_answer_goes_on_and_the_text_being_typed_survives_a_reload(
     assert script.options[-1] == {"continue_turn": True}
     await expect(chat.questions).to_have_count(1)
     await chat.question.fill("half a question")
-    await asyncio.sleep(1)
+    await chat.page.wait_for_function("sessionStorage.getItem('ragstone.draft') === 'half a question'")
     await chat.page.reload()
     await expect(chat.question).to_have_value("half a question", timeout=PATIENCE_MS)
     await expect(chat.answers.last).to_contain_text("One and two.")

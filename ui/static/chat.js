@@ -15,13 +15,16 @@
   setCurrent(current);
 
   ragstone.conversation = () => [current];
-  // Gradio sends every press: a question that goes out twice, or while this tab's own answer comes, is none.
+  // Every press is sent: what goes out twice before its answer has begun, or while this tab's own answer comes, is none.
   const TWICE_MS = 1000;
-  let asked = { text: '', at: -TWICE_MS };
+  let [sent, sentAt] = ['', 0];
+  const isTwice = (what) => {
+    if (what === sent && performance.now() - sentAt < TWICE_MS) return true;
+    [sent, sentAt] = [what, performance.now()];
+    return false;
+  };
   ragstone.asking = (question) => {
-    const isTwice = question === asked.text && performance.now() - asked.at < TWICE_MS;
-    if (isTwice || (isAsker && busyTurn() !== null)) return ['', current, ragstone.options()];
-    asked = { text: question, at: performance.now() };
+    if ((isAsker && busyTurn() !== null) || isTwice(question)) return ['', current, ragstone.options()];
     follows = isAsker = isAsking = true;
     return [question, current, ragstone.options()];
   };
@@ -50,6 +53,7 @@
   let isAsking = false;
   const busyTurn = () => [...byId('transcript').querySelectorAll('[aria-busy=true]')].at(-1)?.dataset.key ?? null;
   const command = (kind, more = {}) => {
+    if (kind !== 'watch' && isTwice(JSON.stringify([kind, more]))) return;
     follows = true;
     isAsker = isAsking = kind !== 'watch';
     send('command', { kind, session_id: current, options: ragstone.options(), text: '', index: -1, ...more });
@@ -83,6 +87,10 @@
       const index = Number(question.dataset.turn);
       const later = Number(document.querySelector('#live .question').dataset.turn) - index;
       if (!area.value.trim()) return;
+      if (busyTurn() !== null) {
+        toast('Stop the answer that is being made first.');
+        return;
+      }
       if (later > 0) {
         const turns = later === 1 ? 'the turn' : `the ${later} turns`;
         const sure = await ask({ title: 'Ask this again?', text: `This drops ${turns} after it.`, ok: 'Ask again', isDanger: true });
@@ -280,6 +288,7 @@
         document.dispatchEvent(new CustomEvent('ragstone:turn'));
         isAsker = busyNow !== null && isAsking;
         isAsking = false;
+        sent = '';
         if (busyNow !== null && !isAsker) command('watch');
         // The buttons to send, stop, retry and continue come and go with the answer.
         keepFocus(questionBox, FOCUS_AFTER_MS);

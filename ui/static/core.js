@@ -74,12 +74,15 @@ window.ragstone = (() => {
     setTimeout(end, label ? TOAST_WITH_ACTION_MS : TOAST_MS);
     return element;
   };
+  // What is hidden or disabled has the focus for a moment more, until the browser draws.
+  const isFocusLost = () => {
+    const element = document.activeElement;
+    return !element || element === document.body || !element.getClientRects().length || element.matches(':disabled');
+  };
   // Give the focus to another element where the one that had it is gone: who uses the keyboard would start from the top.
   const keepFocus = (find, pause_ms = 0) => {
     if (!matchMedia('(hover: hover)').matches) return; // on a phone the box for the question would bring up its keyboard
-    setTimeout(() => {
-      if (!document.activeElement || document.activeElement === document.body) find()?.focus({ preventScroll: true });
-    }, pause_ms);
+    setTimeout(() => { if (isFocusLost()) find()?.focus({ preventScroll: true }); }, pause_ms);
   };
   // How to find an element again once its place was drawn anew: as the control of the same name there.
   const nameOf = (element) => element.getAttribute('aria-label') || element.textContent.trim();
@@ -257,5 +260,5 @@ window.ragstone = (() => {
     return () => { clearTimeout(timer); timer = setTimeout(work, pause_ms); };
   };
 
-  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, keepFocus, finder, replaceContent, attempt, inOrder, ask, menu, onEscape, ready, after };
+  return { acts, on, byId, wire, send, kept, keptInTab, call, query, save, toast, isFocusLost, keepFocus, finder, replaceContent, attempt, inOrder, ask, menu, onEscape, ready, after };
 })();

@@ -1,6 +1,6 @@
 // The documents' tab: the table, and adding files with progress.
 (() => {
-  const { on, byId, kept, call, query, toast, keepFocus, replaceContent, attempt, inOrder, ask, ready, after } = ragstone;
+  const { on, byId, kept, call, query, toast, isFocusLost, keepFocus, replaceContent, attempt, inOrder, ask, ready, after } = ragstone;
   const JOB_EVERY_MS = 500;
   const CANCELLED = 'it was cancelled';
   let collection = '';
@@ -110,7 +110,7 @@
       whenCancelled: null, // how to break off what is under way
       progress: (text, share) => { if (!report.isCancelled) { said.textContent = text; bar.value = share; } },
       end: (kind, text) => {
-        const hadFocus = document.activeElement === (cancel.disabled ? document.body : cancel);
+        const hadFocus = document.activeElement === cancel || (cancel.disabled && isFocusLost());
         item.className = kind;
         said.textContent = text;
         bar.remove();

@@ -1,6 +1,6 @@
 // One document opened beside what is shown, at a page, a heading or a quote.
 (() => {
-  const { on, byId, call, query, finder, attempt, inOrder, onEscape } = ragstone;
+  const { on, byId, call, query, isFocusLost, finder, attempt, inOrder, onEscape } = ragstone;
 
   let opener = () => null;
   const documentOf = (element) => element.closest('[data-document]').dataset.document;
@@ -94,7 +94,7 @@
     else scrollTo(byId('viewer-body'), mark, sheet && heading ? findHeading(sheet, heading) : null);
   });
   // The focus goes along, unless it has gone elsewhere while the document was on its way.
-  const isFree = (button) => [button, document.body, null].includes(document.activeElement);
+  const isFree = (button) => document.activeElement === button || isFocusLost();
   on('open-document', (button) => attempt(async () => {
     const { page, quote, heading } = button.dataset;
     const find = finder(button);
