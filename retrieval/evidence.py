@@ -24,9 +24,11 @@ from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.facts import name_keys, names, numbers
 from retrieval.language import FUNCTION_WORDS, UNKNOWN, function_words, language_among, language_of
+from retrieval.omissions import is_attribution, is_condition
 from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
+from retrieval.sentence_pieces import pieces_of
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
 from retrieval.statements import statements
 from retrieval.words import terms
@@ -210,12 +212,14 @@ def trimmed(sentence: str, question: str, kind: QuestionKind) -> str:
     ]
     if not touched:
         return sentence
+    pieces = [pieces_of(sentence[start:end]) for start, end in clauses]
+    conditions = {number for number, found in enumerate(pieces) if any(map(is_condition, found))}
+    attributions = {number for number, found in enumerate(pieces) if any(map(is_attribution, found))}
     for beside in (1,) if kind is QuestionKind.OTHER else (0, 1):
-        start = clauses[max(0, touched[0] - beside)][0]
-        last = min(len(clauses) - 1, touched[-1] + beside)
-        while last + 1 < len(clauses) and limits(sentence[slice(*clauses[last + 1])]):
-            last += 1  # "…, except on Sundays"
-        end = clauses[last][1]
+        first, last = max(0, touched[0] - beside), min(len(clauses) - 1, touched[-1] + beside)
+        # "If it rains, …", "…, except on Sundays"; "…, she said" is said of what it stands beside.
+        start = clauses[min({first} | conditions | attributions)][0]
+        end = clauses[max({last} | conditions | (attributions & {last + 1}))][1]
         piece = sentence[start:end]
         if kind is QuestionKind.OTHER or candidates(kind, piece, question):
             return ("... " if start > 0 else "") + piece.rstrip(" ,;:—–-") + (" ..." if end < len(sentence) else "")

@@ -29,7 +29,7 @@ def lost(claim: str, sentence: str) -> str | None:
         if spoken[place]:
             missing = _lost_head(piece, keys) if piece.opened in ("start", "semicolon") else None
             missing = missing or _lost_limit(piece, words)
-        elif any(spoken[max(0, place - 1) : place + 2]) and _is_condition(piece):
+        elif any(spoken[max(0, place - 1) : place + 2]) and (is_condition(piece) or is_attribution(piece)):
             missing = piece.text.strip()
         else:
             missing = None
@@ -81,15 +81,20 @@ def _lost_limit(piece: Piece, words: frozenset[str]) -> str | None:
     return None
 
 
-def _is_condition(piece: Piece) -> bool:
+def is_condition(piece: Piece) -> bool:
+    """Whether a piece says under which condition the others hold."""
     words = [token.folded for token in piece.tokens]
-    is_attribution = len(words) <= _MOST_ATTRIBUTION_WORDS and not classes.ATTRIBUTIONS.isdisjoint(words)
     return bool(
-        is_attribution
-        or limits(piece.text)
+        limits(piece.text)
         or not (classes.CONDITIONS | classes.EXCLUSIVES).isdisjoint(words[:2])
         or classes.UNSPACED_LIMITERS.match(piece.text.strip())
     )
+
+
+def is_attribution(piece: Piece) -> bool:
+    """Whether a piece says by whose word the others hold."""
+    words = [token.folded for token in piece.tokens]
+    return len(words) <= _MOST_ATTRIBUTION_WORDS and not classes.ATTRIBUTIONS.isdisjoint(words)
 
 
 def _shown(tokens: list[Token]) -> str:

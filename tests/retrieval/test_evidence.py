@@ -153,6 +153,23 @@ def test_a_long_sentence_keeps_the_clause_that_limits_it():
     )
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "If the weather was bad in the week before, which nobody knows, the museum opens on 3 May, and all are glad.",
+        "According to its director, whom nobody has seen for years, the museum opens on 3 May, and all are glad.",
+        "As a rule, and whatever its door says, the museum opens on 3 May, unless a storm is on its way, at noon.",
+        "After a winter of work on its roof, the museum opens on 3 May, its director said, and everybody is glad.",
+    ],
+)  # fmt: skip
+def test_a_long_sentence_keeps_its_condition_and_who_says_it(sentence):
+    kept = trimmed(sentence, "When does the museum open?", QuestionKind.TIME)
+    assert "the museum opens on 3 May" in kept
+    assert any(
+        part in kept for part in ("If the weather", "According to its director", "unless a storm", "director said")
+    )
+
+
 def test_small_words_of_another_language_are_not_missed_in_the_passages():
     text = passage("Der Resturlaub verfällt am 31. März. Der Antrag wird gestellt.", title="Urlaub")
     before, question = "Wie viele Tage Urlaub habe ich?", "Wann verfällt er?"
