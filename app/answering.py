@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 
 from app.fixed_texts import ENGLISH, NO, YES, FixedTexts
-from retrieval.evidence import Embed, Quote, Ranking, TermWeights, quotes, rank_sentences, retained
+from retrieval.evidence import Embed, Quote, Ranking, TermWeights, beside, quotes, rank_sentences, retained
 from retrieval.grounding import LENIENT, STRICT, GroundingChecker, Support
 from retrieval.highlights import highlights
 from retrieval.qualifiers import limits
@@ -194,7 +194,7 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
     # What limits the best sentence leaves neither for certain.
     certain = not any(limits(quote.source) for quote in chosen)
     ranked = [evidence.text for evidence in material.ranking.ranked]
-    if certain and (said_so := yes_or_no(material.ranking.question, ranked)) is not None:
+    if certain and (said_so := yes_or_no(material.ranking.question, ranked, *_around_best(material))) is not None:
         yield f"{YES if said_so else NO} "
     checker = answering.checker(material.passages)
     passed: list[SentenceSupport] = []
@@ -220,6 +220,13 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
         for word in _words(f"{_quoted(quote.text)}{_citation(passed[-1])}", after=len(passed) > 1):
             yield word
     yield Grounding(mode="strict", state="answered", sentences=passed)
+
+
+def _around_best(material: Material) -> tuple[str, list[str]]:
+    """The headings of the best sentence's passage, and what stands beside it."""
+    best = material.ranking.ranked[0]
+    passage = material.passages[best.passage]
+    return f"{passage.title} > {passage.heading or ''}", beside(best, passage)
 
 
 def _quoted(text: str) -> str:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -28,7 +29,7 @@ from retrieval.omissions import is_attribution, is_condition
 from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
-from retrieval.sentence_pieces import pieces_of
+from retrieval.sentence_pieces import QUESTION_MARKS, pieces_of
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
 from retrieval.statements import statements
 from retrieval.words import terms
@@ -72,8 +73,19 @@ NEAR_TIE = 0.1
 # touch, but for one beside those that it does: there the answer may stand. Where it is known what is asked for, half
 # this length is enough, and the clauses that the question touches, if they hold such a thing.
 WHOLE_WORDS = 30
+# A table's row has its answer in a cell that the question need not name.
+ROW_WORDS = 60
+_LEAST_CELLS = 2
 # An introduction ("You need:") is quoted with what it introduces, up to this many words.
 LIST_WORDS = 45
+
+# A reply so short ("No.") is quoted with the question that it answers.
+_MOST_REPLY_WORDS = 8
+_CLOSING = " *_`'\"”’»)]"
+# A letter and three figures at least, as in "E12345" or "INV-2024-7": what has such a name is meant, and nothing else.
+_IDENTIFIER = re.compile(
+    r"(?<![\w-])(?=[\w-]*[^\W\d_])(?=(?:[\w-]*\d){3})(?!\d+(?:s|st|nd|rd|th)\b)\w+(?:[-_/]\w+)*(?![\w-])"
+)
 
 _CODE = re.compile(r"\w\(\S*\)|^(?:import|from|def|class|return)\s+\w+(?:\.\w+)*(?:\s+(?:as|import)\b|$)|^\w+ = ")
 _SMALL_WORDS = frozenset(FUNCTION_WORDS)
@@ -136,7 +148,7 @@ def rank_sentences(
     if not found:
         return Ranking(asked, kind, (), 0.0)
     forms, shares = [_Form.of(wording, weights) for wording in counted], list(counted.values())
-    texts = [candidate.text for candidate in found]
+    texts = [candidate.told for candidate in found]
     words = [_words(text) for text in texts]
     coverage = np.array([[form.coverage(own) for own in words] for form in forms])
     in_context = np.array(
@@ -152,7 +164,7 @@ def rank_sentences(
     days = np.array([_days_fit(text, asked) for text in texts], dtype=np.float64)
     scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores + days
     ranked = tuple(
-        Evidence(found[row].passage, found[row].index, texts[row], float(scores[row]))
+        Evidence(found[row].passage, found[row].index, found[row].text, float(scores[row]))
         for row in np.argsort(-scores, kind="stable")
     )
     # Of a question that stands alone nothing but itself says whether it is answered: passages found for the question
@@ -170,6 +182,8 @@ def rank_sentences(
         strength = max(strength, float((cosine[counted_forms] * told).max()) / ANSWERABLE_COSINE * ANSWERABLE)
     elif _unknown_names(asked, passages):
         strength *= UNKNOWN_NAME
+    if ranked and (named := _identifiers(asked)) and named <= _identifiers(ranked[0].text):
+        strength = max(strength, ANSWERABLE)
     return Ranking(asked, kind, ranked, strength)
 
 
@@ -177,9 +191,11 @@ def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list
     """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long.
 
     A sentence that limits the best one ("However, …") goes before the next best, and one that limits what stands before
-    it ("This does not apply to …") brings that along. One about other days of the week is no second best.
+    it ("This does not apply to …") brings that along. One about other days of the week is no second best, nor one
+    without the identifier that is asked for.
     """
     found: list[Quote] = []
+    named = _identifiers(ranking.question)
 
     def add(passage: int, text: str, source: str) -> None:
         if len(found) < most and all(text not in earlier.text and earlier.text not in text for earlier in found):
@@ -188,7 +204,7 @@ def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list
     for evidence in ranking.ranked:
         if len(found) == most or evidence.score < ranking.ranked[0].score - NEAR_TIE:
             break
-        if found and speaks_of_other_days(evidence.text, ranking.question):
+        if found and (speaks_of_other_days(evidence.text, ranking.question) or named - _identifiers(evidence.text)):
             continue
         before, after = _limited_and_limiting(evidence, passages[evidence.passage])
         if before and most > 1 and len(found) < most - 1:
@@ -200,9 +216,17 @@ def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list
     return found
 
 
+def beside(evidence: Evidence, passage: Passage) -> list[str]:
+    """The sentence before it in its passage and the two after it, as far as they are there."""
+    shown = {statement.index: statement.text for statement in statements(passage.text)}
+    return [shown[evidence.index + step] for step in (-1, 1, 2) if evidence.index + step in shown]
+
+
 def trimmed(sentence: str, question: str, kind: QuestionKind) -> str:
     """A long sentence without the clauses at its ends that have nothing to do with the question; "..." marks them."""
     limit = WHOLE_WORDS if kind is QuestionKind.OTHER else WHOLE_WORDS // 2
+    if sentence.count("; ") >= _LEAST_CELLS:
+        limit = ROW_WORDS
     if len(sentence.split()) <= limit:
         return sentence
     asked = frozenset(terms(question))
@@ -236,12 +260,21 @@ def retained(claim: str, source: str, question: str, weights: TermWeights) -> fl
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A sentence, and the terms of what stands before it: the sentence before, title and headings."""
+    """A sentence, and the terms of what stands before it: the sentence before, title and headings.
+
+    `lead` introduces the list that it is an item of.
+    """
 
     passage: int
     index: int
     text: str
     context: frozenset[str]
+    lead: str = ""
+
+    @property
+    def told(self) -> str:
+        """What it says."""
+        return f"{self.lead} {self.text}" if self.lead else self.text
 
 
 @dataclass(frozen=True)
@@ -270,11 +303,32 @@ class _Form:
 def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
     place = _words(f"{passage.title} {passage.heading or ''}")
     before: frozenset[str] = frozenset()
-    for statement in statements(passage.text):
+    replies = False
+    stated = statements(passage.text)
+    leads = _leads(passage)
+    for statement, following in zip_longest(stated, stated[1:]):
         own = _words(statement.text)
-        if own:
-            yield _Candidate(number, statement.index, statement.text, place | before)
-        before = own
+        # A question is answered by what follows it, be that "No.": it is no answer itself.
+        asks = _asks(statement.text) and following is not None and not _asks(following.text)
+        if (own or replies) and not asks:
+            yield _Candidate(number, statement.index, statement.text, place | before, leads.get(statement.index, ""))
+        before, replies = own, asks
+
+
+def _leads(passage: Passage) -> dict[int, str]:
+    """For each item of a list by its place, the introduction of the list: "The following may not be sent:"."""
+    leads: dict[int, str] = {}
+    lead = ""
+    for index, sentence in enumerate(split_sentences(passage.text)):
+        if lead and _ITEM.match(sentence.text):
+            leads[index] = lead
+        else:
+            lead = without_markup(sentence.text) if sentence.text.endswith(":") else ""
+    return leads
+
+
+def _asks(text: str) -> bool:
+    return text.rstrip(_CLOSING).endswith(QUESTION_MARKS)
 
 
 def _words(text: str) -> frozenset[str]:
@@ -297,6 +351,10 @@ def _unknown_names(question: str, passages: Sequence[Passage]) -> list[str]:
     """The names in the question that stand nowhere in the passages, their titles and headings."""
     known = set[str]().union(*(name_keys(f"{part.title} {part.heading or ''} {part.text}") for part in passages))
     return [name.key for name in names(question) if name.key not in known and not known.issuperset(name.key.split("-"))]
+
+
+def _identifiers(text: str) -> frozenset[str]:
+    return frozenset(match.group().casefold() for match in _IDENTIFIER.finditer(text))
 
 
 def _in_another_language(question: str, passages: Sequence[Passage]) -> bool:
@@ -322,7 +380,9 @@ def _cosines(questions: Sequence[str], texts: Sequence[str], promise: Vectors, e
 
 
 def _with_list(evidence: Evidence, passage: Passage) -> str:
-    """The sentence, and after an introduction that ends in a colon as much of what it introduces as is short."""
+    """The sentence; an item of a list with the list's introduction, and an introduction with as much as is short."""
+    if (lead := _leads(passage).get(evidence.index)) is not None:
+        return f"{lead} {evidence.text}"
     if not evidence.text.endswith(":"):
         return evidence.text
     sentences = split_sentences(passage.text)
@@ -346,7 +406,8 @@ def _limited_and_limiting(evidence: Evidence, passage: Passage) -> tuple[str, st
     """
     shown = {statement.index: statement.text for statement in statements(passage.text)}
     before, after = shown.get(evidence.index - 1, ""), shown.get(evidence.index + 1, "")
-    return before if refers_back(evidence.text) else "", after if limits(after) else ""
+    needs_before = refers_back(evidence.text) or (_asks(before) and len(evidence.text.split()) <= _MOST_REPLY_WORDS)
+    return before if needs_before else "", after if limits(after) else ""
 
 
 def _days_fit(text: str, question: str) -> float:

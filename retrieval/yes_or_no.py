@@ -7,6 +7,7 @@ whom it is said to; nothing in it limits it. Everything else is left to the read
 import re
 from collections.abc import Sequence
 
+from retrieval.qualifiers import names_days
 from retrieval.words import fold, terms
 
 _ASKS = re.compile(
@@ -33,6 +34,16 @@ _HEDGES = re.compile(
     r"than|as|perhaps|maybe|probably|likely|said|says|say|claims?|claimed|believe[sd]?|think|thought|alleged|supposed|"
     r"myth|rumou?r|either|each|any more|anymore|longer|yet|still|first|up to)\b|[?;:]"
 )
+# Headings of what is not, not yet or no longer so, and of what somebody else said.
+_SET_APART = re.compile(
+    rf"{_NEGATIVE.pattern}|\b(?:former(?:ly)?|previous(?:ly)?|past|old|obsolete|deprecated|history|archived?|withdrawn|"
+    r"proposals?|proposed|drafts?|planned|plans?|rejected|misconceptions?|myths?|rumou?rs?|wrong|false|mistakes?|errors?|"
+    r"examples?|quotes?|quotations?|opinions?|letters?|until|till|before|since|from|as of|(?:19|20)\d\d)\b"
+)
+# What says under which conditions something else holds.
+_REFERS = re.compile(
+    r"\b(?:this|that|these|those|the (?:above|rule|same|following)|appl(?:y|ies)|valid|subject to|must)\b"
+)
 _UNSAFE_IN_QUESTION = re.compile(r"\b(?:or|not|only|always|ever|never|all|every|still|yet|already|than)\b|n['’]t\b")
 # Whom a rule is said to, where the question says "I" or "we".
 _ADDRESSED = frozenset(terms("employees everyone everybody staff people users customers members"))
@@ -52,10 +63,20 @@ _MOST_WORDS = 25
 _NUM_HEARD = 8
 
 
-def yes_or_no(question: str, sentences: Sequence[str]) -> bool | None:
-    """What the first of `sentences`, best first, says for certain, where none of the next ones says otherwise."""
+def yes_or_no(question: str, sentences: Sequence[str], place: str = "", around: Sequence[str] = ()) -> bool | None:
+    """What the first of `sentences`, best first, says for certain, where none of the next ones says otherwise.
+
+    `place` are the headings that it stands under, `around` the sentences beside it: under "Rules until 2019", or before
+    "This applies to …" or "On Tuesdays it is closed", it is certain no more.
+    """
     heard = [verdict(question, sentence) for sentence in sentences[:_NUM_HEARD]]
-    return heard[0] if heard and (not heard[0]) not in heard[1:] else None
+    if not heard or (not heard[0]) in heard[1:] or _SET_APART.search(fold(place)):
+        return None
+    return None if any(_may_take_back(fold(text)) for text in around) else heard[0]
+
+
+def _may_take_back(text: str) -> bool:
+    return bool(_NEGATIVE.search(text) or _HEDGES.search(text) or _REFERS.search(text) or names_days(text))
 
 
 def verdict(question: str, sentence: str) -> bool | None:

@@ -341,3 +341,39 @@ def test_a_question_that_stands_alone_is_answered_by_itself_more_than_with_the_o
     ranking = rank("Do blue river boats leave?", "How many steps has the red tower? Do blue river boats leave?",
                    passages=[texts], embed=no_help)  # fmt: skip
     assert ranking.ranked[0].text == "Blue river boats leave at noon from the pier."
+
+
+def quoted(question, text):
+    passages = [passage(text)]
+    ranking = rank(question, passages=passages)
+    assert ranking.is_answerable
+    return [quote.text for quote in quotes(ranking, passages)]
+
+
+def test_a_question_is_no_answer_and_its_reply_is():
+    text = "**Can I send cash?**\nNo.\n\n**How do I pay?**\nBy card or by invoice within fourteen days of the order."
+    assert quoted("Can I send cash?", text) == ["Can I send cash?", "No."]
+    assert quoted("How do I pay?", text) == ["By card or by invoice within fourteen days of the order."]
+    assert quoted("Which questions are asked?", "We ask:\n\nWhich questions are asked?") == [
+        "Which questions are asked?"
+    ]
+
+
+def test_an_item_is_quoted_with_what_its_list_is_of():
+    text = (
+        "The following items may not be sent:\n\n- lithium batteries\n- live animals\n\n"
+        "These may be sent with a permit:\n\n1. knives\n2. medicine\n\nLast of all.\n\n- loose ends"
+    )
+    assert quoted("May lithium batteries be sent?", text) == ["The following items may not be sent: lithium batteries"]
+    assert quoted("May knives be sent?", text)[0] == "These may be sent with a permit: knives"
+    assert quoted("Which loose ends?", text) == ["loose ends"]
+
+
+ROW = "Part number P-{}: Name Hex bolt {}; Stock 876; Bin C21; Warehouse north; Supplier Kessler; Unit price 49.86"
+
+
+def test_what_is_named_by_an_identifier_is_told_and_its_row_whole():
+    table = "\n\n".join(ROW.format(number, number) for number in (13500, 13501, 13502))
+    assert quoted("Who supplies part P-13501?", table) == [ROW.format(13501, 13501)]
+    assert not rank("Who supplies part P-99999?", passages=[passage(table)]).is_answerable
+    assert not rank("What happened in the 1990s?", passages=[passage("The 1990s were.")], embed=no_help).is_answerable

@@ -68,3 +68,21 @@ def test_nothing_is_certain_where_the_next_best_says_otherwise():
     assert yes_or_no(question, [allowed, "Dogs are not allowed in the office."]) is None
     assert yes_or_no(question, ["The office has a garden.", allowed]) is None
     assert yes_or_no(question, []) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "around"),
+    [
+        ("Rules until 2019 (no longer in force)", []),
+        ("House > Proposal of 2023 (rejected)", []),
+        ("Common misconceptions", []),
+        ("House", ["This applies to bookings made last year."]),
+        ("House", ["Only one child per room sleeps free."]),
+        ("House", ["None of the above is true."]),
+        ("House", ["On Tuesdays the kitchen is closed."]),
+    ],
+)
+def test_nothing_is_certain_that_may_be_taken_back_where_it_stands(place, around):
+    question, sentence = "Do children sleep free?", "Children sleep free."
+    assert yes_or_no(question, [sentence], "House > Rooms", ["The room has a bath."]) is True
+    assert yes_or_no(question, [sentence], place, around) is None
