@@ -45,6 +45,7 @@ def backup(settings: Settings, archive: Path) -> int:
     part = archive.with_name(archive.name + ".part")
     count = 0
     try:
+        part.touch(mode=0o600)  # keys and conversations are nobody else's
         with tempfile.TemporaryDirectory() as folder, tarfile.open(part, "w:gz") as tar:
             manifest = Path(folder) / MANIFEST
             manifest.write_text(json.dumps({"format": FORMAT, "version": __version__, "made_at": int(time.time())}))

@@ -132,10 +132,13 @@ def run_server(
     """
     import uvicorn
 
+    from app.request_arrival import protocol_within
+
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     services: Services = app.state.services
     config = uvicorn.Config(
         app,
+        http=protocol_within(settings.arrival_timeout_s),
         lifespan="on",
         log_config=None,
         access_log=settings.log_level == "debug",

@@ -170,6 +170,9 @@ class Settings(BaseSettings):
     )
     condense_question: bool = Field(True, description="Make a follow-up question self-contained before searching.")
     request_timeout_s: float = Field(300.0, gt=0, description="Longest time that one answer may take.")
+    arrival_timeout_s: float = Field(
+        60.0, gt=0, description="Longest time in which nothing of a request that is not whole may arrive."
+    )
 
     # ── retrieval ────────────────────────────────────────────────────────────────────────────────────────────────────
     num_passages: int = Field(4, ge=0, le=50, description="Passages given to the model with a question.")

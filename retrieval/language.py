@@ -4,6 +4,7 @@ py3langid (a naive Bayes model over byte n-grams; Lui & Baldwin 2012) names it, 
 doubt: names, figures and code are in no language, and two words could be in many.
 """
 
+import logging
 import math
 import re
 import threading
@@ -51,6 +52,7 @@ _LEAST_LATIN_LETTERS = 40
 # Written forms of one language that a model of it reads as well.
 _SAME = {"wuu": "zh", "yue": "zh", "lzh": "zh", "pcm": "en", "sco": "en", "nb": "no", "nn": "no"}
 _loading = threading.Lock()
+_log = logging.getLogger(__name__)
 
 
 def language_of(text: str) -> str:
@@ -60,8 +62,10 @@ def language_of(text: str) -> str:
     latin = sum(1 for letter in letters if _LATIN.match(letter))
     if not letters or (2 * latin >= len(letters) and latin < _LEAST_LATIN_LETTERS):
         return UNKNOWN
+    if (identifier := _identifier()) is None:
+        return UNKNOWN
     code: str
-    code, probability = _identifier().classify(sample)
+    code, probability = identifier.classify(sample)
     if probability < _LEAST_PROBABILITY and 2 * latin >= len(letters):
         return UNKNOWN
     return _SAME.get(code, code)
@@ -76,9 +80,9 @@ def language_among(text: str, languages: Collection[str]) -> str:
     if code != UNKNOWN:
         return code if code in languages else UNKNOWN
     sample = text[:_SAMPLE_CHARS]
-    if not _LETTER.search(sample):
+    if not _LETTER.search(sample) or (identifier := _identifier()) is None:
         return UNKNOWN
-    shares: dict[str, float] = {code: float(share) for code, share in _identifier().rank(sample) if code in languages}
+    shares: dict[str, float] = {code: float(share) for code, share in identifier.rank(sample) if code in languages}
     best = max(shares, key=lambda code: shares[code])
     if shares[best] >= _LEAST_SHARE_AMONG * math.fsum(shares.values()) > 0:
         return best
@@ -135,6 +139,11 @@ def _identifier() -> Any:
 
 @cache
 def _loaded() -> Any:
+    """The model, or None: it is unpacked through a temporary file, for which there may be no room."""
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    try:
+        return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    except OSError as error:
+        _log.warning("no language is told until the next start, as its model cannot be read: %s", error)
+        return None

@@ -3,7 +3,7 @@
 import asyncio
 import filecmp
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from app.routes.access import CurrentUser
 from app.routes.document_content import DocumentId, find_document, find_own_document
 from app.routes.uploads import Upload, read_form, upload_folder
 from app.services import DEFAULT_COLLECTION, Services
+from app.setting_values import did_you_mean
 from retrieval.records import DocumentInfo
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ _TWO_OF_A_NAME = (
 )
 
 _NO_NAME = "the file has no usable name: give it one and send it again"
+
+FORM_FIELDS = ("collection", "private")
 
 UPLOAD_FORM = {
     "requestBody": {
@@ -159,6 +162,19 @@ class DocumentList(BaseModel):
     documents: Sequence[DocumentEntry]
 
 
+def refuse_unknown(given: Iterable[str], known: Sequence[str], kind: str, *, elsewhere: Sequence[str] = ()) -> None:
+    """Raises RequestError for a name of a form or an address that does nothing: it may have said `private`.
+
+    `elsewhere` are the names that belong into the form.
+    """
+    for name in given:
+        if name in elsewhere:
+            raise RequestError(f"{name} goes into the form, not into the address: curl -F {name}=…", field=name)
+        if name not in known:
+            hint = did_you_mean(name, (*known, *elsewhere))
+            raise RequestError(f"{name!r} is no {kind} of an upload: it has {', '.join(known)}{hint}", field=name)
+
+
 def create_router(services: Services) -> APIRouter:
     """Routes under /api/v1/documents."""
     router = APIRouter(prefix="/api/v1/documents", tags=["documents"])
@@ -178,6 +194,7 @@ def create_router(services: Services) -> APIRouter:
     ) -> UploadResults | Response:
         """Takes in files of any format that is read. One bad file does not stop its neighbours: see each `status`."""
         services.require_ready()
+        refuse_unknown(request.query_params, ("background",), "parameter", elsewhere=FORM_FIELDS)
         if background:
             return await _accept(request, user)
         with upload_folder(services.uploads) as folder:
@@ -216,6 +233,7 @@ def create_router(services: Services) -> APIRouter:
         form = await read_form(request, folder, max_file_bytes=services.settings.max_upload_bytes)
         if not form.files:
             raise RequestError("there is no file in the field `files`", field="files")
+        refuse_unknown(form.fields, FORM_FIELDS, "field")
         collection = form.fields.get("collection", "").strip() or DEFAULT_COLLECTION
         services.knowledge_base.check_collection(collection)
         private = _flag("private", form.fields.get("private", ""))

@@ -261,6 +261,31 @@ def test_what_is_neither_private_nor_not_is_422(server, query):
     assert response.json()["error"]["message"] == "'private' is 'perhaps': give true or false, or leave it out"
 
 
+@pytest.mark.parametrize(
+    ("query", "fields", "field", "said"),
+    [
+        ("?private=true", {}, "private", "private goes into the form, not into the address: curl -F private="),
+        ("?collection=zoo", {}, "collection", "collection goes into the form"),
+        ("?backgroud=true", {}, "backgroud", "did you mean background?"),
+        (
+            "",
+            {"privat": "true"},
+            "privat",
+            "'privat' is no field of an upload: it has collection, private;",
+        ),
+        ("?background=true", {"privat": "true"}, "privat", "did you mean private?"),
+    ],
+)
+def test_what_would_do_nothing_in_an_upload_is_refused_by_name_and_nothing_is_taken_in(
+    server, query, fields, field, said
+):
+    files = [("files", ("unread.md", b"# Unread"))]
+    response = server.client.post(f"{DOCUMENTS}{query}", files=files, data=fields)
+    assert (response.status_code, response.json()["error"]["field"]) == (422, field)
+    assert said in response.json()["error"]["message"]
+    assert "unread.md" not in {one["source"] for one in server.client.get(DOCUMENTS).json()["documents"]}
+
+
 def test_a_private_document_is_refused_where_its_text_would_be_sent_away():
     require_documents_stay(Settings(embedding_url="http://localhost:8000/v1"))
     with pytest.raises(PrivateDocumentError, match="embedding_url of this server is on another machine"):

@@ -121,6 +121,7 @@ def test_commands_say_what_they_did(filled: Settings, tmp_path: Path) -> None:
     run = CliRunner().invoke
     archive = str(tmp_path / "b.tar.gz")
     assert run(cli.cli, ["backup", archive, "--data", str(filled.data_dir)]).output.startswith("2 files of ")
+    assert Path(archive).stat().st_mode & 0o077 == 0
     restored = run(cli.cli, ["restore", archive, "--data", str(tmp_path / "new")])
     assert restored.output == f"2 files restored into {tmp_path / 'new'}\n"
     assert sqlite3.connect(tmp_path / "new" / "history.sqlite3").execute("PRAGMA integrity_check").fetchone() == ("ok",)

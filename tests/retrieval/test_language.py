@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from retrieval.language import UNKNOWN, foreign, language_of, languages_of, uses_latin_letters
+from retrieval import language
+from retrieval.language import UNKNOWN, foreign, language_among, language_of, languages_of, uses_latin_letters
 
 SPANISH = "Las vacaciones anuales se piden con dos semanas de antelación, y el equipo las aprueba por escrito."
 VIETNAMESE = "Nhân viên được nghỉ phép hai mươi ngày mỗi năm và phải báo trước hai tuần."
@@ -42,3 +43,16 @@ def test_scripts() -> None:
     assert uses_latin_letters("1,024")
     assert uses_latin_letters(VIETNAMESE)
     assert not uses_latin_letters("黑豹队的防守 NFL")
+
+
+def test_without_room_to_unpack_its_model_no_language_is_told_and_nothing_fails(monkeypatch, caplog):
+    def no_room(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("py3langid.langid.LanguageIdentifier.from_model_file", no_room)
+    language._loaded.cache_clear()
+    try:
+        assert language_of(SPANISH) == language_among(SPANISH, {"es", "en"}) == UNKNOWN
+        assert [record.levelname for record in caplog.records] == ["WARNING"]  # said once
+    finally:
+        language._loaded.cache_clear()
