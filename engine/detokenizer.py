@@ -75,6 +75,11 @@ class _Characters(Protocol):
     def finish(self) -> str: ...
 
 
+def _begins_character(pending: bytes) -> bool:
+    """Whether bytes that a decoder keeps back may become a character. It keeps those of surrogates, which never do."""
+    return bool(pending) and not (pending[0] == 0xED and pending[1:2] >= b"\xa0")
+
+
 class _ByteLevelCharacters:
     """Tokens are any bytes; the characters are what the whole stream of bytes spells."""
 
@@ -86,7 +91,8 @@ class _ByteLevelCharacters:
         return self._decoder.decode(self._tokenizer.token_bytes(token_id))
 
     def finish(self) -> str:
-        return ""  # what the decoder still holds is the incomplete character
+        pending = self._decoder.getstate()[0]
+        return "" if _begins_character(pending) else pending.decode("utf-8", errors="replace")
 
 
 class _SentencePieceCharacters:
@@ -113,8 +119,9 @@ class _SentencePieceCharacters:
     def finish(self) -> str:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         decoder.decode(bytes(self._run))
-        incomplete = len(decoder.getstate()[0])
-        del self._run[len(self._run) - incomplete :]
+        pending = decoder.getstate()[0]
+        if _begins_character(pending):
+            del self._run[len(self._run) - len(pending) :]
         return self._stripped(self._end_run())
 
     def _end_run(self) -> str:

@@ -85,6 +85,7 @@ def test_joined_deltas_of_a_text_are_the_decoded_whole(smollm2: Tokenizer, sente
 @example([23274])  # the first bytes of a character, and no more
 @example([23274, 1, 115])  # a control token in the middle of a character
 @example([115, 115])
+@example([184, 111])  # the first bytes of a surrogate, which is no character
 def test_joined_deltas_of_any_ids_are_the_decoded_whole(smollm2: Tokenizer, ids: list[int]) -> None:
     text = "".join(streamed(Detokenizer(smollm2), ids))
     assert text == without_incomplete_end(smollm2, ids)
