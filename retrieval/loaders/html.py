@@ -20,9 +20,8 @@ _DECLARED = re.compile(
 )
 _DROPPED = frozenset(
     {"script", "style", "noscript", "template", "nav", "footer", "svg", "canvas", "iframe", "object", "head", "button",
-     "select", "datalist", "audio", "video", "dialog", "del", "s", "strike"}
+     "select", "datalist", "audio", "video", "dialog"}
 )  # fmt: skip
-_NOT_SHOWN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 _HEADINGS = {f"h{level}": level for level in range(1, 7)}
 _BLOCKS = frozenset(
     {"address", "article", "aside", "blockquote", "body", "center", "dd", "details", "div", "dl", "dt", "fieldset",
@@ -89,7 +88,7 @@ class HtmlReader:
             if not isinstance(node, (Comment, PreformattedString)):
                 self._inline.append(_SPACE.sub(" ", str(node)))
             return
-        if not isinstance(node, Tag) or node.name in _DROPPED or _is_hidden(node):
+        if not isinstance(node, Tag) or node.name in _DROPPED or node.has_attr("hidden"):
             return
         if node.name in _HEADINGS:
             self._heading(node, _HEADINGS[node.name])
@@ -149,10 +148,6 @@ class HtmlReader:
         text, self._inline = "".join(self._inline), []
         lines = (_SPACE.sub(" ", line).strip() for line in text.split("\n"))
         self.builder.add("\n".join(line for line in lines if line not in ("", "-")), "prose", self._headings)
-
-
-def _is_hidden(node: Tag) -> bool:
-    return node.has_attr("hidden") or bool(_NOT_SHOWN.search(str(node.get("style") or "")))
 
 
 def _is_data_table(node: Tag) -> bool:

@@ -1,7 +1,4 @@
-"""Markdown: front matter, headings, tables and code listings. The text stays as written; only structure is read.
-
-What is struck out, and comments, are left out: nobody says that.
-"""
+"""Markdown: front matter, headings, tables and code listings. The text stays as written; only structure is read."""
 
 import re
 from collections.abc import Mapping
@@ -18,9 +15,6 @@ _ATX_HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
 _SETEXT_RULE = re.compile(r" {0,3}(=+|-+)[ \t]*$")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _TABLE_RULE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
-# Code, which stays as it is; what is struck out; a comment, or the beginning of one.
-_UNSAID = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)|[ \t]*(?:~~(?=\S).*?\S~~|<!--.*?(?:-->|$))")
-_COMMENT_END = "-->"
 _INLINE_MARKS = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*_`]{1,3}(?=\S)([^*_`]+)[*_`]{1,3}")
 
 
@@ -83,7 +77,6 @@ class _Parser:
         self._path: list[tuple[int, str]] = []
         self._lines: list[str] = []
         self._fence: str | None = None
-        self._in_comment = False
 
     def feed(self, line: str) -> None:
         if self._fence is not None:
@@ -92,10 +85,6 @@ class _Parser:
                 self._fence = None
                 self._close("code")
             return
-        said = self._said(line)
-        if line.strip() and not said.strip():
-            return  # it parts no paragraphs
-        line = said
         if (fence := _FENCE.match(line)) and not (fence[1][0] == "`" and "`" in line[fence.end() :]):
             self._close()
             self._fence = fence[1]
@@ -113,24 +102,6 @@ class _Parser:
             self._close()
             return
         self._lines.append(line)
-
-    def _said(self, line: str) -> str:
-        """A line without comments and what is struck out."""
-        if self._in_comment:
-            _, end, line = line.partition(_COMMENT_END)
-            if not end:
-                return ""
-            self._in_comment = False
-        if "<!--" not in line and "~~" not in line:
-            return line
-
-        def without(match: re.Match[str]) -> str:
-            if match[1]:
-                return match[0]
-            self._in_comment = match[0].lstrip().startswith("<!--") and not match[0].endswith(_COMMENT_END)
-            return ""
-
-        return _UNSAID.sub(without, line)
 
     def finish(self) -> None:
         self._close("code" if self._fence is not None else None)

@@ -79,9 +79,9 @@ def _filled(sheet: Any, merged: Sequence[Range]) -> Iterator[list[str]]:
 def _shown(cell: Any, percentages: dict[int, bool]) -> str:
     """A cell's value as a person would write it: percentages as such, dates without a midnight."""
     value = cell.value
-    if isinstance(value, int | float) and not isinstance(value, bool) and _is_percentage(cell, percentages):
-        return f"{value * 100:.10g}%"
     if isinstance(value, float):
+        if _is_percentage(cell, percentages):
+            return f"{value * 100:.10g}%"
         return f"{value:.15g}"
     if isinstance(value, datetime):
         return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "minutes")

@@ -102,19 +102,6 @@ def test_pptx_a_slide_is_a_page() -> None:
     ]
 
 
-def test_xlsx_percentages_are_those_that_are_shown() -> None:
-    book = openpyxl.Workbook()
-    sheet = book.active
-    sheet.append(["Bird", "Share"])
-    for row, (name, share) in enumerate((("Puffin", 1), ("Heron", 0.5), ("Gull", 2), ("Tern", 0)), start=2):
-        sheet.append([name, share])
-        sheet.cell(row, 2).number_format = "0%"
-    data = io.BytesIO()
-    book.save(data)
-    rows = [text for text, _, _ in found("birds.xlsx", data.getvalue())]
-    assert rows == ["Bird Puffin: Share 100%", "Bird Heron: Share 50%", "Bird Gull: Share 200%", "Bird Tern: Share 0%"]
-
-
 def test_xlsx_a_row_carries_its_headers_and_knows_its_sheet_and_number() -> None:
     assert found("plants.xlsx", workbook_file()) == [
         (

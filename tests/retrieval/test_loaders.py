@@ -90,27 +90,6 @@ def test_markup_braces_and_control_tokens_stay_plain_text() -> None:
         assert load(name, text.encode()).text == text
 
 
-def test_what_markdown_strikes_out_or_comments_is_not_said_and_code_stays() -> None:
-    text = (
-        "Express costs ~~7~~ 9 euros. `<!-- kept -->` and `~~kept~~`.\n<!-- Parcels are free.\nAll of them. -->\n"
-        "Letters too <!-- not\nyet --> since May.\n\n~~~\n<!-- listed --> ~~here~~\n~~~\n\n- ~~old~~ new\n"
-    )
-    document = load("notes.md", text.encode())
-    assert document.text.split("\n\n") == [
-        "Express costs 9 euros. `<!-- kept -->` and `~~kept~~`.\nLetters too\n since May.",
-        "~~~\n<!-- listed --> ~~here~~\n~~~",
-        "- new",
-    ]
-
-
-def test_what_html_strikes_out_or_does_not_show_is_left_out() -> None:
-    page = (
-        '<p style="DISPLAY : none">The last tram leaves at 3:00.</p><p>It costs <del>7</del> <ins>8</ins> euros, '
-        '<s>free</s> <span style="visibility:hidden">or not</span>for all.</p><p style="color:red">Red.</p>'
-    )
-    assert load("x.html", page.encode()).text == "It costs 8 euros, for all.\n\nRed."
-
-
 def test_plain_text_is_cut_at_blank_lines() -> None:
     document = load("a.txt", b"one\r\nline two\r\n\r\n \r\nthree\n\n\n")
     assert [text for _, text, _ in blocks(document)] == ["one\nline two", "three"]
