@@ -2,9 +2,11 @@
 
 Requests and tokens are counted in buckets that fill evenly: a full minute's worth may come at once, then as much as the
 minute brings. An answer's tokens are known when it has ended, so a bucket of tokens may run into debt, and the tenant
-waits until it is paid. Limits of this process only; two servers with one set of keys grant twice as much.
+waits until it is paid. A request with a list of questions counts as so many, and they are answered as many at a time as
+the tenant has places for. Limits of this process only; two servers with one set of keys grant twice as much.
 """
 
+import contextvars
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from typing import Literal
 from app.errors import RequestError
 
 LimitName = Literal["requests_per_minute", "tokens_per_minute", "concurrency"]
+# How many questions of the request at hand its tenant may have under way at a time; None: any number.
+_places: contextvars.ContextVar[int | None] = contextvars.ContextVar("places", default=None)
 # A place may come free at any moment; this is what a client that was refused for want of one is told to wait.
 PLACE_S = 1.0
 _WHAT = {
@@ -35,6 +39,29 @@ class Limits:
         """These limits, with those of `defaults` where these say nothing."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return replace(defaults, **given)
+
+
+def places_for(num_questions: int) -> int:
+    """So many of the questions of the request at hand may be answered at a time."""
+    places = _places.get()
+    return num_questions if places is None else min(num_questions, places)
+
+
+def set_places(num_places: int | None) -> None:
+    """What `places_for` goes by in this task and those it starts."""
+    _places.set(num_places)
+
+
+class TooManyQuestionsError(RequestError):
+    """One request asks more than its tenant may in a minute: waiting would not help."""
+
+    def __init__(self, tenant: str, given: int, allowed: int) -> None:
+        who = f"the tenant {tenant!r}" if tenant else "a client of this server"
+        super().__init__(
+            f"the request asks {given:,} questions, and {who} may ask {allowed:,} a minute (requests_per_minute): "
+            "send fewer at once",
+            field="requests_per_minute",
+        )
 
 
 class LimitError(RequestError):
@@ -85,8 +112,11 @@ class TenantLimits:
         self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
 
-    def begin(self, tenant: str) -> None:
-        """Counts a request that begins; `end` must follow. Raises LimitError, and then it is not counted."""
+    def begin(self, tenant: str, num_questions: int = 1) -> int:
+        """Counts a request that begins, and tells how many places it has got; `end` with as many must follow.
+
+        Raises LimitError and TooManyQuestionsError, and then nothing is counted.
+        """
         limits, now = self._limits_of(tenant), self._clock()
         with self._lock:
             account = self._accounts.setdefault(tenant, _Account())
@@ -97,15 +127,21 @@ class TenantLimits:
                 raise LimitError(tenant, "tokens_per_minute", tokens.per_minute, tokens.wait_s(1))
             requests = self._bucket(account, "requests_per_minute", limits.requests_per_minute, now)
             if requests is not None:
-                if requests.level < 1:
-                    raise LimitError(tenant, "requests_per_minute", requests.per_minute, requests.wait_s(1))
-                requests.level -= 1
-            account.running += 1
+                if num_questions > requests.per_minute:
+                    raise TooManyQuestionsError(tenant, num_questions, requests.per_minute)
+                if requests.level < num_questions:
+                    wait_s = requests.wait_s(num_questions)
+                    raise LimitError(tenant, "requests_per_minute", requests.per_minute, wait_s)
+                requests.level -= num_questions
+            free = num_questions if limits.concurrency is None else limits.concurrency - account.running
+            places = min(num_questions, free)
+            account.running += places
+            return places
 
-    def end(self, tenant: str) -> None:
-        """Counts a request that has ended."""
+    def end(self, tenant: str, num_places: int = 1) -> None:
+        """Gives places back: the request has ended."""
         with self._lock:
-            self._accounts[tenant].running -= 1
+            self._accounts[tenant].running -= num_places
 
     def spend(self, tenant: str, num_tokens: int) -> None:
         """Counts tokens that the engine has worked on for a tenant."""
@@ -118,7 +154,7 @@ class TenantLimits:
 
     @property
     def num_running(self) -> int:
-        """Requests that have begun and not ended."""
+        """Questions that may be under way: the places of the requests that have begun and not ended."""
         with self._lock:
             return sum(account.running for account in self._accounts.values())
 

@@ -32,6 +32,8 @@ RAG_MODEL = "ragstone-rag"
 AUTO_MODEL = "ragstone-auto"
 
 DRAIN_POLL_S = 0.02
+# Of one request, where nothing tells how many the model answers at a time.
+FEW_AT_ONCE = 8
 
 Status = Literal["starting", "ready", "degraded", "unhealthy", "draining"]
 T = TypeVar("T")
@@ -131,6 +133,15 @@ class ModelServices:
             private=private or is_private(),
         )
         return self.router.route(asked)
+
+    @property
+    def questions_at_once(self) -> int:
+        """How many questions of one request are with the model at a time: half of its places.
+
+        A long list leaves room for others so, in the engine and in its queue.
+        """
+        num_places = self.pool.backend(self.model_name).stats().max_num_seqs
+        return max(1, num_places // 2) if num_places else FEW_AT_ONCE
 
     def full(self) -> Exception | None:
         """The refusal that a request to the model would get now, known before it is read; None where it is to be read.

@@ -229,7 +229,9 @@ class Settings(BaseSettings):
 
     # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
     tenant_requests_per_minute: int | None = Field(
-        None, ge=1, description="Requests a minute that a tenant may make of models (default: any number)."
+        None,
+        ge=1,
+        description="Requests a minute that a tenant may make of models, those of a list singly (default: none).",
     )
     tenant_tokens_per_minute: int | None = Field(
         None, ge=1, description="Tokens a minute, of prompts and answers, that a tenant may use (default: any number)."

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app import privacy
 from app.answer_jobs import KEPT_S, Answer, AnswerJob, AnswerJobs
 from app.degradation import ASYNCHRONOUS, HEADER, LATER_PRIORITIES, NONE, Degradation, set_degradation
-from app.limits import LimitError, TenantLimits
+from app.limits import LimitError, TenantLimits, TooManyQuestionsError, set_places
 from app.metrics import ServerMetrics
 from app.principal import LOCAL, Principal, set_principal
 from app.request_path import route_path
@@ -20,7 +20,9 @@ from app.routes.faults import respond
 
 # Below these, a POST makes a model work.
 CHAT_MODEL_PATHS = ("/chat/", "/llm/", "/v1/chat/completions", "/v1/completions")
-MODEL_PATHS = (*CHAT_MODEL_PATHS, "/v1/embeddings", "/v1/ranking")
+MODEL_PATHS = (*CHAT_MODEL_PATHS, "/retrieve/", "/v1/embeddings", "/v1/ranking")
+# Where one request may ask several questions: how a path ends, and the field of the body that lists them.
+LISTS = (("/batch", "inputs"), ("/v1/completions", "prompt"))
 
 
 class Admission:
@@ -57,16 +59,23 @@ class Admission:
         if _is_private(scope):
             privacy.note_private()
         principal: Principal = scope.get("state", {}).get("principal", LOCAL)
+        path, num_questions = route_path(scope), 1
+        for end, field in LISTS:
+            if path.rstrip("/").endswith(end):
+                messages, body = await self._read(receive)
+                receive = _again(messages, receive)
+                num_questions = num_listed(body, field)
         try:
-            self._limits.begin(principal.tenant)
-        except LimitError as error:
+            num_places = self._limits.begin(principal.tenant, num_questions)
+        except (LimitError, TooManyQuestionsError) as error:
             self._metrics.refused.labels(principal.tenant, error.field or "").inc()
-            await respond(error, route_path(scope))(scope, receive, send)
+            await respond(error, path)(scope, receive, send)
             return
+        set_places(num_places)
         try:
             await self._admit(scope, receive, send, principal)
         finally:
-            self._limits.end(principal.tenant)
+            self._limits.end(principal.tenant, num_places)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send, principal: Principal) -> None:
         degradation = self._degradation()
@@ -143,6 +152,16 @@ def priority_of(scope: Scope, body: bytes | None) -> str:
     return given if isinstance(given, str) else Headers(scope=scope).get("x-priority", "")
 
 
+def num_listed(body: bytes | None, field: str) -> int:
+    """How many questions a body lists in a field; 1 where it is no list of questions: the route will say what it is."""
+    try:
+        listed = json.loads(body or b"null")[field]
+    except (ValueError, RecursionError, TypeError, LookupError):
+        return 1
+    is_one = not isinstance(listed, list) or all(isinstance(token, int) for token in listed)
+    return 1 if is_one else len(listed)
+
+
 async def answer_now(app: ASGIApp, job: AnswerJob) -> Answer:
     """What the routes behind the checks of who asks answer to a request that was taken down."""
     status, content_type, parts = 500, "", []
@@ -157,6 +176,7 @@ async def answer_now(app: ASGIApp, job: AnswerJob) -> Answer:
 
     set_principal(job.principal)
     set_degradation(NONE)
+    set_places(None)
     privacy.begin(private=job.is_private)
     headers = {"content-type": "application/json", "x-priority": job.priority}
     scope: Scope = {

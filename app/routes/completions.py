@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 
 from app.engines.request import EngineRequest
 from app.engines.routing import RoutedClient
+from app.limits import places_for
 from app.model_services import ModelServices
 from app.privacy import note_private
 from app.routes import sse
@@ -23,9 +24,6 @@ from app.routes.openai_reply import DONE, check_length, error_event, usage
 from app.routes.openai_schema import CompletionRequest, Priority
 from engine.errors import EngineDeadError, EngineError
 from engine.outputs import OutputDelta, TokenLogprob
-
-# So many prompts of one request are with the engine at a time, so that a long list leaves room in the queue.
-PROMPTS_AT_ONCE = 8
 
 T = TypeVar("T")
 
@@ -44,7 +42,8 @@ def create_router(services: ModelServices) -> APIRouter:
         client = services.generator(body.model, [prompt for prompt in body.prompts if isinstance(prompt, str)])
         for prompt in body.prompts:
             await check_length("prompt", len(prompt), client, services.settings)
-        completion = _Completion(client, body, body.priority or x_priority or "normal")
+        at_once = places_for(services.questions_at_once)
+        completion = _Completion(client, body, body.priority or x_priority or "normal", at_once)
         if body.stream:
             return await sse.open_stream(completion.events(), error_event)
         return JSONResponse(await completion.whole())
@@ -55,8 +54,9 @@ def create_router(services: ModelServices) -> APIRouter:
 class _Completion:
     """One request, answered whole or as a stream of chunks. The n answers of prompt p are the choices from p·n on."""
 
-    def __init__(self, client: RoutedClient, body: CompletionRequest, priority: str) -> None:
+    def __init__(self, client: RoutedClient, body: CompletionRequest, priority: str, at_once: int) -> None:
         self._body = body
+        self._at_once = at_once
         params = body.sampling()
         self._clients = [client.begin() for _ in body.prompts]
         self._streams = [
@@ -112,7 +112,7 @@ class _Completion:
         """Every delta with the index of its choice."""
         n = self._body.n or 1
         try:
-            async with aclosing(merged(self._streams, PROMPTS_AT_ONCE)) as deltas:
+            async with aclosing(merged(self._streams, self._at_once)) as deltas:
                 async for prompt, delta in deltas:
                     if delta.finish_reason == "abort":
                         raise EngineDeadError("the engine broke off the answer; it is shutting down")

@@ -20,7 +20,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.utils import ConfigurableFieldSpec
 from langserve import add_routes
 from langserve.api_handler import APIHandler, _config_from_hash
 from langserve.serialization import WellKnownLCSerializer
@@ -46,6 +45,7 @@ from app.privacy import note_private
 from app.routes import sse
 from app.routes.access import current_user
 from app.routes.faults import Fault, dump
+from app.routes.served_chain import RUN_NAME, Served
 from app.services import Services
 from app.validation_text import shown
 
@@ -54,8 +54,6 @@ MAX_SESSION_ID_CHARS = 256
 _UNREACHABLE = re.compile(r"/(export|restore|turns/\d+)/*$")
 # What a client may say about its run, for traces and events; of the config, these and `configurable` are honoured.
 LABELS = ("tags", "metadata")
-# LangServe itself names every run after its path; a name of the client's travels past it under this key.
-RUN_NAME = "__run_name"
 END = "event: end\r\n\r\n"
 STREAMS = ("stream", "stream_log", "stream_events")
 # LangServe's own documentation says that a stream is JSON.
@@ -70,9 +68,9 @@ class Passages(RootModel[list[Document]]):
 def create_router(services: Services) -> APIRouter:
     """All routes under /chat, /llm and /retrieve."""
     router = APIRouter(route_class=sse.AbandonableRoute)
-    chat = Served(lambda: services.chat, ChatInput, ChatOutput, CONFIG_SPECS)
-    llm = Served(lambda: services.llm, ChatInput, str, MODEL_SPECS)
-    retrieve = Served(lambda: services.retrieve, ChatInput, Passages, SEARCH_SPECS)
+    chat = Served(services, lambda: services.chat, ChatInput, ChatOutput, CONFIG_SPECS)
+    llm = Served(services, lambda: services.llm, ChatInput, str, MODEL_SPECS)
+    retrieve = Served(services, lambda: services.retrieve, ChatInput, Passages, SEARCH_SPECS)
     _mount(router, chat, "/chat", RequestCheck(services, lambda: services.answer_names, needs_session=True))
     _mount(router, llm, "/llm", RequestCheck(services, lambda: services.generate_names))
     _mount(router, retrieve, "/retrieve", RequestCheck(services, lambda: services.answer_names))
@@ -124,56 +122,6 @@ def _fix_user(config: dict[str, Any], request: Request) -> dict[str, Any]:
     if (priority := request.headers.get("x-priority")) and "priority" not in given:
         given["priority"] = priority
     return {**config, "configurable": {**given, **fixed}}
-
-
-def _named(config: RunnableConfig | None) -> RunnableConfig | None:
-    """The config with the run's name that the client has chosen."""
-    name = (config or {}).get("configurable", {}).get(RUN_NAME)
-    return {**config, "run_name": name} if config and name else config
-
-
-# ── what is served ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Served(Runnable[dict[str, Any], Any]):
-    """A chain that is built later: its types are known when routes are made, itself when the models are loaded."""
-
-    def __init__(
-        self,
-        chain: Callable[[], Runnable[dict[str, Any], Any]],
-        input_type: type,
-        output_type: type,
-        specs: list[ConfigurableFieldSpec],
-    ) -> None:
-        self._chain = chain
-        self._input_type = input_type
-        self._output_type = output_type
-        self._specs = specs
-
-    @property
-    def InputType(self) -> type:
-        return self._input_type
-
-    @property
-    def OutputType(self) -> type:
-        return self._output_type
-
-    @property
-    def config_specs(self) -> list[ConfigurableFieldSpec]:
-        return self._specs
-
-    def invoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return self._chain().invoke(input, _named(config), **kwargs)
-
-    async def ainvoke(self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return await self._chain().ainvoke(input, _named(config), **kwargs)
-
-    async def astream(
-        self, input: dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> AsyncGenerator[Any, None]:
-        async with aclosing(self._chain().astream(input, _named(config), **kwargs)) as stream:  # type: ignore[type-var]
-            async for chunk in stream:
-                yield chunk
 
 
 class Serializer(WellKnownLCSerializer):  # type: ignore[misc]  # LangServe has no types

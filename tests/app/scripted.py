@@ -42,11 +42,13 @@ class ScriptedEngineClient:
         self.requests: list[dict[str, Any]] = []
         self.aborted: list[str] = []
         self.open = 0
+        self.most_open = 0
         self.produced = 0
         self.last_request_id = ""
 
     async def stream(self, request: EngineRequest) -> AsyncGenerator[OutputDelta, None]:
         self.open += 1
+        self.most_open = max(self.most_open, self.open)
         try:
             for delta in self._deltas(request):
                 if self.delay_s:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from app import cli
 from app.api_keys import KeyStore
 from app.engines.client import RequestTimes
-from app.limits import LimitError, Limits, TenantLimits
+from app.limits import LimitError, Limits, TenantLimits, TooManyQuestionsError
 from app.usage import Counts, UsageStore
 from engine.outputs import EngineStats
 from tests.app.scripted import ScriptedEngineClient
@@ -70,6 +70,28 @@ def test_places_come_back_when_requests_end() -> None:
     limits.end("t")
     limits.begin("t")
     assert limits.num_running == 1
+
+
+def test_list_of_questions_counts_as_so_many_and_is_counted_whole_or_not_at_all() -> None:
+    clock = Clock()
+    limits = TenantLimits(lambda tenant: Limits(requests_per_minute=6), clock)
+    assert limits.begin("t", 4) == 4
+    with pytest.raises(LimitError) as raised:
+        limits.begin("t", 3)
+    assert raised.value.retry_after_s == 10.0
+    limits.begin("t", 2)
+    refused(limits)
+    with pytest.raises(TooManyQuestionsError, match="asks 7 questions, and the tenant 't' may ask 6 a minute"):
+        limits.begin("t", 7)
+
+
+def test_list_of_questions_gets_the_places_that_are_free() -> None:
+    limits = TenantLimits(lambda tenant: Limits(concurrency=3))
+    assert limits.begin("t") == 1
+    assert limits.begin("t", 5) == 2
+    assert refused(limits).field == "concurrency"
+    limits.end("t", 2)
+    assert limits.begin("t", 2) == 2
 
 
 def test_clock_that_jumps_back_gives_nothing_and_takes_nothing() -> None:
@@ -151,6 +173,34 @@ def test_requests_of_a_tenant_at_its_concurrency_are_refused_until_one_ends(limi
     limited.engine.pieces = ["Hello", " world"]
     assert codes == [200]
     assert limited.post("busy").status_code == 200
+
+
+LISTS = [
+    ("/v1/completions", {"model": "scripted", "prompt": ["one", "two", "three", "four"]}),
+    ("/llm/batch", {"inputs": [{"input": text} for text in ("one", "two", "three", "four")]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), LISTS)
+def test_questions_of_one_request_keep_to_the_tenants_places_and_limit(limited: Limited, path: str, body: Any) -> None:
+    limited.engine.most_open, before = 0, len(limited.engine.requests)
+    assert limited.post("busy", path, body).status_code == 200
+    assert (limited.engine.most_open, len(limited.engine.requests) - before) == (1, 4)
+    error = limited.post("slow", path, body)
+    assert error.status_code == (400 if path.startswith("/v1") else 422)
+    assert "the request asks 4 questions, and the tenant 'slow' may ask 1 a minute" in error.text
+    assert limited.post("free", path, body).status_code == 200
+    assert limited.engine.most_open == 4
+
+
+def test_token_ids_are_one_prompt_and_searches_count_as_requests(limited: Limited) -> None:
+    with closing(KeyStore(limited.server.services.settings.keys_path)) as keys:
+        limited.keys["searcher"] = keys.create("searcher", tenant="searcher")[0]
+        keys.set_limits("searcher", Limits(requests_per_minute=2))
+    body = {"model": "scripted", "prompt": [1, 2, 3, 4], "max_tokens": 1}
+    assert limited.post("searcher", "/v1/completions", body).status_code == 200
+    assert limited.post("searcher", "/retrieve/invoke", {"input": {"input": "What is TTFT?"}}).status_code == 200
+    assert limited.post("searcher", "/retrieve/invoke", {"input": {"input": "What is TTFT?"}}).status_code == 429
 
 
 def test_policies_under_load_are_said_in_the_reply_and_counted(limited: Limited) -> None:
