@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from app import models, preflight
+from app import models, packaged_models, preflight
 from app import serve as process
 from app.cli.options import (
     CacheOption,
@@ -177,6 +177,6 @@ def _saved_index(settings: Settings) -> dict[str, str]:
 
 
 def _fetched(name: str, fetched: set[str]) -> str:
-    if name.lower() not in models.PACKAGED:
+    if name.lower() not in packaged_models.PACKAGED:
         return ""
     return "  (fetched)" if name.lower() in fetched else "  (is fetched at first start)"

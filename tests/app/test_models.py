@@ -16,7 +16,8 @@ import pytest
 
 from app import models
 from app.errors import ModelDownloadError, ModelError, ModelIntegrityError, ModelNotFoundError
-from app.models import PackagedFile, PackagedModel, list_models, pull, resolve
+from app.models import list_models, pull, resolve
+from app.packaged_models import PackagedFile, PackagedModel
 from app.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
