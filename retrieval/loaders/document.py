@@ -7,6 +7,9 @@ from typing import Literal
 
 from retrieval.errors import EmptyDocumentError
 
+# Told of a document where more is left out for that than is read.
+MOST_LEFT_OUT = "most of its text is commented out, struck out or hidden, and was left out"
+
 BlockKind = Literal["prose", "table", "records", "code"]
 
 # What programs write where no title was given: their own name, or a file's.

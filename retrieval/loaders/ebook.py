@@ -5,7 +5,7 @@ import warnings
 import zipfile
 from urllib.parse import unquote
 
-from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
+from bs4 import XMLParsedAsHTMLWarning
 from bs4.element import Tag
 from defusedxml.ElementTree import fromstring
 
@@ -14,6 +14,7 @@ from retrieval.loaders.archive import open_archive, reading
 from retrieval.loaders.document import LoadedDocument, TextBuilder
 from retrieval.loaders.encoding import clean, decode
 from retrieval.loaders.html import HtmlReader
+from retrieval.loaders.html_tree import HtmlTree
 
 _CONTAINER = "META-INF/container.xml"
 _ENCRYPTION = "META-INF/encryption.xml"
@@ -72,6 +73,6 @@ def _is_encrypted(archive: zipfile.ZipFile, chapters: set[str]) -> bool:
 def _read_chapter(builder: TextBuilder, markup: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)
-        soup = BeautifulSoup(markup, "html.parser")
-    body = soup.find("body")
-    HtmlReader(builder).read(body if isinstance(body, Tag) else soup)
+        tree = HtmlTree(markup)
+    body = tree.find("body")
+    HtmlReader(builder).read(body if isinstance(body, Tag) else tree)

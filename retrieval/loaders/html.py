@@ -1,13 +1,16 @@
-"""HTML: the readable text under its headings, tables as pipe tables. Scripts, styles and navigation are left out."""
+"""HTML: the readable text under its headings, tables as pipe tables. Scripts, styles and navigation are left out.
+
+What is struck out or hidden is not in the tree that is read (`html_tree`).
+"""
 
 import re
 
-from bs4 import BeautifulSoup
 from bs4.element import Comment, NavigableString, PageElement, PreformattedString, Tag
 
 from retrieval.errors import CorruptDocumentError, DocumentTooLargeError
 from retrieval.loaders.document import LoadedDocument, TextBuilder
 from retrieval.loaders.encoding import clean, decode, decode_as, has_byte_order_mark
+from retrieval.loaders.html_tree import HtmlTree
 from retrieval.loaders.tables import add_table
 
 MAX_HTML_BYTES = 20 * 1024 * 1024
@@ -43,15 +46,23 @@ def load_html(data: bytes, fallback_title: str) -> LoadedDocument:
 
 def html_document(markup: str, fallback_title: str) -> LoadedDocument:
     """Reads HTML that is decoded already. Raises LoadError."""
-    soup = BeautifulSoup(markup, "html.parser")
-    title = _SPACE.sub(" ", soup.title.get_text()).strip() if soup.title else ""
-    main = soup.find("main")
-    root = main if isinstance(main, Tag) and len(main.get_text(strip=True)) > 200 else soup
-    walker = HtmlReader()
-    walker.read(root)
+    tree = HtmlTree(markup)
+    walker = _read(tree)
+    if walker.builder.is_empty:
+        # A page that shows nothing at all is shown by a script.
+        tree = HtmlTree(markup, with_hidden=True)
+        walker = _read(tree)
+    title = _SPACE.sub(" ", tree.title.get_text()).strip() if tree.title else ""
     if walker.builder.is_empty and title:
         walker.builder.add(title)
-    return walker.builder.build(title or walker.first_heading or fallback_title)
+    return walker.builder.build(title or walker.first_heading or fallback_title, notice=tree.notice)
+
+
+def _read(tree: HtmlTree) -> "HtmlReader":
+    main = tree.find("main")
+    walker = HtmlReader()
+    walker.read(main if isinstance(main, Tag) and len(main.get_text(strip=True)) > 200 else tree)
+    return walker
 
 
 def decode_html(data: bytes) -> str:
@@ -88,7 +99,7 @@ class HtmlReader:
             if not isinstance(node, (Comment, PreformattedString)):
                 self._inline.append(_SPACE.sub(" ", str(node)))
             return
-        if not isinstance(node, Tag) or node.name in _DROPPED or node.has_attr("hidden"):
+        if not isinstance(node, Tag) or node.name in _DROPPED:
             return
         if node.name in _HEADINGS:
             self._heading(node, _HEADINGS[node.name])

@@ -1,4 +1,7 @@
-"""Markdown: front matter, headings, tables and code listings. The text stays as written; only structure is read."""
+"""Markdown: front matter, headings, tables and code listings. The text stays as written; only structure is read.
+
+What its page does not show or strikes out is left out (`markdown_shown`).
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,8 +9,10 @@ from typing import Any
 
 import yaml
 
-from retrieval.loaders.document import LoadedDocument, TextBuilder
+from retrieval.errors import EmptyDocumentError
+from retrieval.loaders.document import MOST_LEFT_OUT, LoadedDocument, TextBuilder
 from retrieval.loaders.encoding import decode
+from retrieval.loaders.markdown_shown import MAX_CHARS, says_more_than_it_shows, shown_markdown
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 _MAX_FRONT_MATTER = 20_000
@@ -21,6 +26,7 @@ _INLINE_MARKS = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*_`]{1,3}(?=\S)([^*_`]+)[*
 def load_markdown(data: bytes, fallback_title: str) -> LoadedDocument:
     """Reads Markdown. Title: the front matter's, else the first heading, else the file's name. Raises LoadError."""
     text, metadata = read_markdown(data)
+    text, notice = _shown(text)
     parser = _Parser()
     for line in text.split("\n"):
         parser.feed(line)
@@ -30,7 +36,19 @@ def load_markdown(data: bytes, fallback_title: str) -> LoadedDocument:
         # Nothing but headings: they are the text then.
         for heading in parser.all_headings:
             parser.builder.add(heading)
-    return parser.builder.build(title, metadata=metadata)
+    return parser.builder.build(title, metadata=metadata, notice=notice)
+
+
+def _shown(text: str) -> tuple[str, str | None]:
+    """The text that a reader of the page sees, and what is to be told of it. Raises EmptyDocumentError."""
+    if not says_more_than_it_shows(text):
+        return text, None
+    if len(text) > MAX_CHARS:
+        return text, f"over {MAX_CHARS:,} characters: what it strikes out or comments was read like all else; split it"
+    shown = shown_markdown(text)
+    if text.strip() and not shown.strip():
+        raise EmptyDocumentError("no text: all of it is commented out, struck out or hidden")
+    return shown, MOST_LEFT_OUT if len(shown) < len(text) / 2 else None
 
 
 def read_markdown(data: bytes) -> tuple[str, dict[str, str]]:
@@ -108,10 +126,10 @@ class _Parser:
 
     def _open_heading(self, level: int, raw: str) -> None:
         text = plain_heading(raw)
-        if not text:
-            return
         while self._path and self._path[-1][0] >= level:
             self._path.pop()
+        if not text:
+            return
         self._path.append((level, text))
         self.all_headings.append(text)
         self.first_heading = self.first_heading or text

@@ -1,4 +1,8 @@
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from retrieval.errors import (
     CorruptDocumentError,
@@ -9,6 +13,8 @@ from retrieval.errors import (
 )
 from retrieval.loaders import LoadedDocument, load
 from retrieval.loaders import html as html_loader
+from retrieval.loaders.document import MOST_LEFT_OUT
+from retrieval.loaders.markdown_shown import shown_markdown
 
 MARKDOWN = """---
 title: The front matter's title
@@ -88,6 +94,112 @@ def test_markup_braces_and_control_tokens_stay_plain_text() -> None:
     text = "Use {braces} and {{more}}, <script>alert(1)</script> and <|im_end|> here."
     for name in ("a.md", "a.txt"):
         assert load(name, text.encode()).text == text
+
+
+def test_what_markdown_strikes_out_comments_or_hides_is_not_said_and_code_stays() -> None:
+    text = (
+        "Express costs ~~7~~ 9 euros, **~~gone~~**. `<!-- kept -->` and `~~kept~~`.\n<!-- Parcels are free.\n\n-->\n"
+        "Letters too <!-- not\nyet --> since May.\n\n~~~\n<!-- listed --> ~~here~~\n~~~\n\n"
+        "- ~~old~~ new\n- [x] ~~done~~\n  > more ~~or\n  > less~~ to do\n\n[//]: # (nobody sees this)\n\n"
+        "| Size | Fee |\n|---|---|\n| S ~~or M~~ | ~~7~~ |\n<!-- | M | 8 | -->\n| a \\| ~~b~~ | c |\n\n"
+        'Since <del>May</del> June<span style="display:none">, or not</span>.\n\n<div hidden>\n\nNever.\n\n</div>\n\n'
+        "## Fees ~~of 2023~~ ##\n\n~~Free.~~\n\n<!-- x --> ~~Seven.~~ Nine.\n"
+    )
+    document = load("notes.md", text.encode())
+    assert document.text.split("\n\n") == [
+        "Express costs 9 euros,. `<!-- kept -->` and `~~kept~~`.\nLetters too since May.",
+        "~~~\n<!-- listed --> ~~here~~\n~~~",
+        "- new\n  > more to do",
+        "| Size | Fee |\n|---|---|\n| S | |\n| a \\| | c |",
+        "Since June.",
+        "Nine.",
+    ]
+    assert document.blocks[-1].headings == ("Fees",)
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "<!-- a note\n\nB\n",
+        "A <!-- a note\n\nB\n",
+        "<!-- a note\n\nB\n\n```mermaid\nx --> y\n```\n\nC\n",
+        "A <!-- an arrow is `-->`\n\nB\n",
+        "- <!-- a note\n- B\n\nC -->\n",
+        "A ~~B\n\nC~~\n",
+        "A <del>B\n\nC <s>\n",
+        "<del>\n\nB\n",
+        '<div style="display:none">\n\nB\n',
+    ],
+)
+def test_what_markdown_does_not_close_stays_text(opened: str) -> None:
+    document = load("notes.md", f"{opened}\nlast ~~word~~ words\n\n<!-- closed -->\n".encode())
+    assert re.findall(r"\S+", document.text) == re.findall(r"\S+", f"{opened}\nlast words")
+
+
+def test_code_in_a_comment_goes_with_it() -> None:
+    text = b"A\n\n<!-- off\n\n```mermaid\nx --> y\n```\n\n-->\n\nB\n"
+    assert load("notes.md", text).text == "A\n\nB"
+
+
+def test_text_below_a_heading_that_is_struck_out_is_not_told_under_the_one_before() -> None:
+    document = load("a.md", b"# Fees\n\n## Old\n\n7\n\n## ~~Older~~\n\n6\n")
+    assert [headings for _, _, headings in blocks(document)] == [("Fees", "Old"), ("Fees",)]
+
+
+def test_a_document_that_takes_all_back_says_so() -> None:
+    with pytest.raises(EmptyDocumentError, match="all of it is commented out, struck out or hidden"):
+        load("a.md", b"~~Parcels are free.~~\n\n<!-- All of them. -->\n")
+    most = load("a.md", b"Parcels cost 9.\n\n<!-- Parcels are free, all of them, for ever and ever. -->\n")
+    assert (most.text, most.notice) == ("Parcels cost 9.", MOST_LEFT_OUT)
+
+
+@given(st.text(alphabet="ab ~`<!->\n\t|#*_\\[]()", max_size=60))
+def test_markdown_loses_nothing_but_what_stands_between_marks(text: str) -> None:
+    assert shown_markdown(text.replace("~", "").replace("!", "")) == text.replace("~", "").replace("!", "")
+    letters = iter(text)
+    assert all(letter in letters for letter in shown_markdown(text))
+
+
+def test_what_html_strikes_out_or_does_not_show_is_left_out() -> None:
+    page = (
+        '<p style="DISPLAY : none">The last tram leaves at 3:00.</p><p>It costs <del>7</del> <ins>8</ins> euros, '
+        '<s>free</s> <span style="visibility:hidden">or not</span>for all.</p><p style="color:red">Red.</p>'
+        "<table><tr><th>Line</th><th>Fee</th></tr><tr hidden><td>1</td><td>2</td></tr>"
+        "<tr><td>3</td><td><strike>4</strike> 5</td></tr></table>"
+        '<pre>a <del>b</del> c\n<span style="text-decoration: line-through">d</span>e</pre>'
+        '<ul><li hidden>six<li>seven</ul><p hidden>eight<p>nine<p hidden="until-found">ten'
+        '<p style="visibility:hidden">eleven <b style="visibility:visible">twelve</b></p>'
+    )
+    assert load("x.html", page.encode()).text.split("\n\n") == [
+        "It costs 8 euros, for all.",
+        "Red.",
+        "| Line | Fee |\n| --- | --- |\n| 3 | 5 |",
+        "a  c\ne",
+        "- seven",
+        "nine",
+        "ten",
+        "eleven twelve",
+    ]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<p>A</p><!-- a note <p>B</p>",
+        "<p>A</p><!-- closed --><!-- a note <p>B</p>",
+        "<p>A</p><s>a note <p>B</p>",
+        "<p>A <del>a note</p><p>B</p>",
+        "<p>A</p><div hidden>a note<p>B</p>",
+    ],
+)
+def test_what_html_does_not_close_stays_text(page: str) -> None:
+    words = load("x.html", page.encode()).text.replace("<!--", "").split()
+    assert words == ["A", "a", "note", "B"]
+
+
+def test_a_page_that_shows_nothing_is_shown_by_its_script() -> None:
+    assert load("x.html", b'<body style="display:none"><p>A <s>B</s></p>').text == "A"
+    assert load("x.html", b'<html><head><title>T</title></head><div id="app" hidden>A <s>B</s></div>').text == "A"
 
 
 def test_plain_text_is_cut_at_blank_lines() -> None:
