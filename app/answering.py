@@ -33,8 +33,6 @@ GroundingMode = Literal["off", "mark", "strict"]
 
 UNSUPPORTED_MARK = " [?]"
 
-# Sentences of an answer in strict mode, by the model or quoted.
-MOST_SENTENCES = 2
 # A sentence of the model must tell this share of what the quotation that it stands for tells beyond the question.
 LEAST_RETAINED = 0.75
 # A sentence that grows longer than this is no answer, and most likely a circle: nobody should wait for its end.
@@ -190,7 +188,7 @@ async def _strict(answering: Answering, material: Material, deltas: Deltas) -> A
             yield f" {material.texts.nearest}"
         yield Grounding(mode="strict", state="not_found")
         return
-    chosen = quotes(material.ranking, material.passages, MOST_SENTENCES)
+    chosen = quotes(material.ranking, material.passages)
     # What limits the best sentence leaves neither for certain.
     certain = not any(limits(quote.source) for quote in chosen)
     ranked = [evidence.text for evidence in material.ranking.ranked]

@@ -26,6 +26,7 @@ from retrieval.embeddings import Vectors
 from retrieval.facts import name_keys, names, numbers
 from retrieval.language import FUNCTION_WORDS, UNKNOWN, function_words, language_among, language_of
 from retrieval.omissions import is_attribution, is_condition
+from retrieval.overview import leads, overview_topic
 from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
@@ -67,6 +68,8 @@ UNRELATED = (
     "He painted the old fence green last summer.",
 )
 
+# Sentences of an answer, by the model or quoted.
+MOST_QUOTES = 2
 # A second sentence is quoted where it is nearly as good as the first: a difference like this is within the noise.
 NEAR_TIE = 0.1
 # Sentences up to this length are quoted whole. Longer ones lose the clauses at their ends that the question does not
@@ -110,13 +113,15 @@ class Ranking:
     """The sentences for a question, best first.
 
     `strength` says whether they hold the answer: the highest sum of coverage (in context) and cosine, from 0 to 2, with
-    the question as it was asked where that stands alone, else with any form of it.
+    the question as it was asked where that stands alone, else with any form of it. `most_quotes`: so many sentences
+    may be quoted as the answer.
     """
 
     question: str
     kind: QuestionKind
     ranked: tuple[Evidence, ...]
     strength: float
+    most_quotes: int = MOST_QUOTES
 
     @property
     def is_answerable(self) -> bool:
@@ -144,6 +149,8 @@ def rank_sentences(
     counted = wording_shares(questions)
     asked = questions[0]
     kind = question_kind(asked)
+    if overview := _overview(asked, passages, goes_on=len(questions) > 1):
+        return Ranking(asked, kind, overview, ANSWERABLE, len(overview))
     found = [candidate for number, passage in enumerate(passages) for candidate in _candidates_in(number, passage)]
     if not found:
         return Ranking(asked, kind, (), 0.0)
@@ -187,7 +194,14 @@ def rank_sentences(
     return Ranking(asked, kind, ranked, strength)
 
 
-def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list[Quote]:
+def _overview(question: str, passages: Sequence[Passage], *, goes_on: bool) -> tuple[Evidence, ...]:
+    """The sentences that give the overview that is asked for, all as good as one another; none where none is."""
+    topic = overview_topic(question)
+    found = [] if topic is None else leads(topic, passages, goes_on=goes_on)
+    return tuple(Evidence(lead.passage, lead.statement.index, lead.statement.text, ANSWERABLE) for lead in found)
+
+
+def quotes(ranking: Ranking, passages: Sequence[Passage]) -> list[Quote]:
     """What to quote as the answer: the best sentence, and the next where it is nearly as good, trimmed where long.
 
     A sentence that limits the best one ("However, …") goes before the next best, and one that limits what stands before
@@ -195,6 +209,7 @@ def quotes(ranking: Ranking, passages: Sequence[Passage], most: int = 2) -> list
     without the identifier that is asked for.
     """
     found: list[Quote] = []
+    most = ranking.most_quotes
     named = _identifiers(ranking.question)
 
     def add(passage: int, text: str, source: str) -> None:
