@@ -183,9 +183,12 @@ async def unchecked(
 
 async def _strict(answering: Answering, material: Material, deltas: Deltas) -> AsyncGenerator[str | Grounding, None]:
     if not material.ranking.is_answerable:
-        yield material.texts.not_found
-        if material.passages:
-            yield f" {material.texts.nearest}"
+        if material.ranking.is_unclear and material.texts.which:
+            yield material.texts.which
+        else:
+            yield material.texts.not_found
+            if material.passages:
+                yield f" {material.texts.nearest}"
         yield Grounding(mode="strict", state="not_found")
         return
     chosen = quotes(material.ranking, material.passages)

@@ -11,13 +11,17 @@ from retrieval.language import language_among
 
 @dataclass(frozen=True)
 class FixedTexts:
-    """The sentences in one language. `nearest` follows `not_found`, `model` follows `about` and takes a name."""
+    """The sentences in one language. `nearest` follows `not_found`, `model` follows `about` and takes a name.
+
+    `which` asks which document an overview is to be of; of languages in which none is asked for, there is none.
+    """
 
     not_found: str
     nearest: str
     no_answer: str
     about: str
     model: str
+    which: str = ""
 
 
 ENGLISH = FixedTexts(
@@ -28,6 +32,7 @@ ENGLISH = FixedTexts(
     "documents. Ask me something: I search them, tell you what "
     "they say and where it stands, and say so where they do not hold the answer.",
     "The language model behind me is {model}.",
+    "Which document do you mean? Several were found: give its name or topic.",
 )
 # English only, as `retrieval.yes_or_no` is.
 YES, NO = "Yes.", "No."
@@ -41,6 +46,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "beantwortet. Fragen Sie mich etwas: Ich suche "
         "darin, sage Ihnen, was dort steht und wo, und sage es auch, wenn die Antwort nicht darin steht.",
         "Das Sprachmodell dahinter ist {model}.",
+        "Welches Dokument meinen Sie? Es wurden mehrere gefunden: Nennen Sie seinen Namen oder sein Thema.",
     ),
     "fr": FixedTexts(
         "Cela ne figure pas dans vos documents.",
@@ -51,6 +57,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "cherche la réponse, je vous dis ce qu'ils disent et où, et je vous préviens quand ils ne contiennent pas la "
         "réponse.",
         "Le modèle de langage utilisé est {model}.",
+        "De quel document s'agit-il ? Plusieurs ont été trouvés : indiquez son nom ou son sujet.",
     ),
     "es": FixedTexts(
         "Esto no figura en sus documentos.",
@@ -60,6 +67,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "de sus documentos. Pregúnteme algo: busco en ellos, "
         "le digo qué dicen y dónde, y le aviso cuando no contienen la respuesta.",
         "El modelo de lenguaje que uso es {model}.",
+        "¿A qué documento se refiere? Se han encontrado varios: indique su nombre o su tema.",
     ),
     "it": FixedTexts(
         "Questo non si trova nei documenti.",
@@ -69,6 +77,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "partire dai documenti. Mi faccia una domanda: cerco nei "
         "documenti, riferisco che cosa dicono e dove, e avverto quando non contengono la risposta.",
         "Il modello linguistico che uso è {model}.",
+        "Quale documento intende? Ne sono stati trovati diversi: indichi il nome o l'argomento.",
     ),
     "pt": FixedTexts(
         "Isto não consta dos seus documentos.",
@@ -78,6 +87,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "partir dos seus documentos. Faça uma pergunta: procuro "
         "neles, digo o que dizem e onde, e aviso quando não contêm a resposta.",
         "O modelo de linguagem que uso é {model}.",
+        "A que documento se refere? Foram encontrados vários: indique o nome ou o tema.",
     ),
     "nl": FixedTexts(
         "Dit staat niet in uw documenten.",
@@ -87,6 +97,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "uw documenten. Stel me een vraag: ik zoek erin, zeg "
         "wat er staat en waar, en meld het als het antwoord er niet in staat.",
         "Het taalmodel erachter is {model}.",
+        "Welk document bedoelt u? Er zijn er meerdere gevonden: noem de naam of het onderwerp.",
     ),
     "pl": FixedTexts(
         "Nie ma tego w Twoich dokumentach.",
@@ -154,6 +165,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "我是 Ragstone，一个根据您的文档回答问题的程序。请向我提问：我会在文档中查找，"
         "告诉您其中怎么说、出自何处；如果文档中没有答案，我也会如实说明。",
         "我使用的语言模型是 {model}。",
+        "您指的是哪一份文档？找到了多份，请说明名称或主题。",
     ),
     "ja": FixedTexts(
         "お手元の文書には記載がありません。",
@@ -163,6 +175,7 @@ TRANSLATIONS: dict[str, FixedTexts] = {
         "文書を検索し、何がどこに書かれているかをお伝えします。"
         "答えが見つからない場合は、その旨をお伝えします。",
         "使用している言語モデルは {model} です。",
+        "どの文書のことでしょうか。複数見つかりました。名前または主題をお知らせください。",
     ),
     "ko": FixedTexts(
         "문서에 없는 내용입니다.",

@@ -114,7 +114,7 @@ class Ranking:
 
     `strength` says whether they hold the answer: the highest sum of coverage (in context) and cosine, from 0 to 2, with
     the question as it was asked where that stands alone, else with any form of it. `most_quotes`: so many sentences
-    may be quoted as the answer.
+    may be quoted as the answer. `is_unclear`: an overview is asked for, and not said of which document.
     """
 
     question: str
@@ -122,6 +122,7 @@ class Ranking:
     ranked: tuple[Evidence, ...]
     strength: float
     most_quotes: int = MOST_QUOTES
+    is_unclear: bool = False
 
     @property
     def is_answerable(self) -> bool:
@@ -149,8 +150,11 @@ def rank_sentences(
     counted = wording_shares(questions)
     asked = questions[0]
     kind = question_kind(asked)
-    if overview := _overview(asked, passages, goes_on=len(questions) > 1):
-        return Ranking(asked, kind, overview, ANSWERABLE, len(overview))
+    if (topic := overview_topic(asked)) is not None:
+        if overview := _overview(topic, passages, goes_on=len(questions) > 1):
+            return Ranking(asked, kind, overview, ANSWERABLE, len(overview))
+        if not topic and passages:
+            return Ranking(asked, kind, (), 0.0, is_unclear=True)
     found = [candidate for number, passage in enumerate(passages) for candidate in _candidates_in(number, passage)]
     if not found:
         return Ranking(asked, kind, (), 0.0)
@@ -194,10 +198,9 @@ def rank_sentences(
     return Ranking(asked, kind, ranked, strength)
 
 
-def _overview(question: str, passages: Sequence[Passage], *, goes_on: bool) -> tuple[Evidence, ...]:
-    """The sentences that give the overview that is asked for, all as good as one another; none where none is."""
-    topic = overview_topic(question)
-    found = [] if topic is None else leads(topic, passages, goes_on=goes_on)
+def _overview(topic: frozenset[str], passages: Sequence[Passage], *, goes_on: bool) -> tuple[Evidence, ...]:
+    """The sentences that give an overview of a topic, all as good as one another."""
+    found = leads(topic, passages, goes_on=goes_on)
     return tuple(Evidence(lead.passage, lead.statement.index, lead.statement.text, ANSWERABLE) for lead in found)
 
 

@@ -206,6 +206,14 @@ async def test_what_is_not_found_is_said_in_the_language_of_the_question(tmp_pat
     assert result["answer"] == f"{german.not_found} {german.nearest}"
 
 
+async def test_of_several_documents_an_overview_asks_which_is_meant(tmp_path):
+    made = setup(tmp_path, "")
+    assert (await ask(made, "Summarize this document"))["answer"] == f'"{SENTENCE}" [1]'
+    made.found.append(passage("Quicksort sorts whole numbers.", title="Sorting"))
+    result = await ask(made, "Fasse dieses Dokument bitte zusammen", session_id="another")
+    assert (result["answer"], result["grounding"]["state"]) == (TRANSLATIONS["de"].which, "not_found")
+
+
 async def test_with_retrieval_off_the_model_speaks_for_itself(tmp_path):
     made = setup(tmp_path, "Quicksort.")
     result = await ask(made, "What sorts fastest?", retrieval=False)
