@@ -1,15 +1,24 @@
-"""PPTX: a slide is a page, its title the heading. Text, tables, groups and the speaker's notes are read."""
+"""PPTX: a slide is a page, its title the heading. Text, tables, groups and the speaker's notes are read.
+
+Slides and shapes that are hidden, and text that is struck out, are left out; slides keep their numbers.
+"""
 
 import io
 from collections.abc import Iterator
 from typing import Any
 
 import pptx
+from pptx.oxml.ns import qn
 
 from retrieval.loaders.archive import open_archive, reading
 from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
 from retrieval.loaders.encoding import clean
 from retrieval.loaders.tables import add_table, cell_text
+
+_RUNS = frozenset(qn(name) for name in ("a:r", "a:fld"))
+_BREAK, _TEXT, _PROPERTIES = qn("a:br"), qn("a:t"), qn("a:rPr")
+_STRUCK = ("sngStrike", "dblStrike")
+_OFF = ("0", "false")
 
 
 def load_pptx(data: bytes, fallback_title: str) -> LoadedDocument:
@@ -24,6 +33,8 @@ def load_pptx(data: bytes, fallback_title: str) -> LoadedDocument:
     with reading(kind):
         presentation = pptx.Presentation(io.BytesIO(data))
         for number, slide in enumerate(presentation.slides, 1):
+            if slide._element.get("show", "1") in _OFF:
+                continue
             title = _slide_title(slide)
             first_title = first_title or title
             _read_slide(builder, slide, number, title)
@@ -34,7 +45,24 @@ def load_pptx(data: bytes, fallback_title: str) -> LoadedDocument:
 
 def _slide_title(slide: Any) -> str:
     shape = slide.shapes.title
-    return cell_text(clean(shape.text_frame.text)) if shape is not None else ""
+    return cell_text(_frame_text(shape.text_frame)) if shape is not None else ""
+
+
+def _frame_text(frame: Any) -> str:
+    return "\n".join(_paragraph_text(paragraph) for paragraph in frame.paragraphs)
+
+
+def _paragraph_text(paragraph: Any) -> str:
+    """A paragraph's text without what is struck out."""
+    pieces = []
+    for child in paragraph._p:
+        if child.tag == _BREAK:
+            pieces.append("\n")
+        elif child.tag in _RUNS:
+            properties = child.find(_PROPERTIES)
+            if properties is None or properties.get("strike") not in _STRUCK:
+                pieces.append(child.findtext(_TEXT) or "")
+    return clean("".join(pieces))
 
 
 def _read_slide(builder: TextBuilder, slide: Any, number: int, title: str) -> None:
@@ -46,10 +74,10 @@ def _read_slide(builder: TextBuilder, slide: Any, number: int, title: str) -> No
         if getattr(shape, "has_table", False):
             tables.append(_rows(shape.table))
         elif shape.has_text_frame and shape.shape_id != title_id:
-            lines = (cell_text(clean(paragraph.text)) for paragraph in shape.text_frame.paragraphs)
+            lines = (cell_text(_paragraph_text(paragraph)) for paragraph in shape.text_frame.paragraphs)
             texts.append("\n".join(line for line in lines if line))
     notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
-    if notes is not None and (spoken := clean(notes.text).strip()):
+    if notes is not None and (spoken := _frame_text(notes).strip()):
         texts.append(f"Notes: {spoken}")
     if not any(texts) and not tables:
         texts = [title]  # a slide of nothing but its title is found by it
@@ -61,7 +89,7 @@ def _read_slide(builder: TextBuilder, slide: Any, number: int, title: str) -> No
 
 def _rows(table: Any) -> list[list[str]]:
     """The cells' texts. A merged cell stands in every place that it covers."""
-    rows = [[cell_text(clean(cell.text)) for cell in row.cells] for row in table.rows]
+    rows = [[cell_text(_frame_text(cell.text_frame)) for cell in row.cells] for row in table.rows]
     for top, row in enumerate(table.rows):
         for left, cell in enumerate(row.cells):
             if cell.is_merge_origin:
@@ -74,6 +102,8 @@ def _rows(table: Any) -> list[list[str]]:
 def _shapes(shapes: Any) -> Iterator[Any]:
     """All shapes, those in groups too, as they are stacked: PowerPoint's own reading order."""
     for shape in shapes:
+        if shape._element._nvXxPr.cNvPr.get("hidden", "0") not in ("0", "false"):
+            continue
         if hasattr(shape, "shapes"):
             yield from _shapes(shape.shapes)
         else:

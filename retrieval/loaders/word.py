@@ -1,13 +1,14 @@
 """DOCX: paragraphs and lists under their headings, tables with their header rows.
 
 Text is collected from the document's tree in its order, because python-docx's paragraphs leave out what stands in
-content controls, tracked insertions and text boxes. What is deleted by a tracked change is left out. A footnote stands
-where it is referred to, in brackets.
+content controls, tracked insertions and text boxes. What is deleted by a tracked change, struck out or hidden is left
+out. A footnote stands where it is referred to, in brackets.
 """
 
 import io
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import docx
@@ -18,12 +19,13 @@ from retrieval.loaders.archive import open_archive, reading
 from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
 from retrieval.loaders.encoding import clean
 from retrieval.loaders.tables import add_table, cell_text
+from retrieval.loaders.word_marks import Marks, Unsaid
 
 _HEADING_STYLE = re.compile(r"(?:heading|überschrift|titre|título|titolo|标题|見出し)\s*(\d)", re.IGNORECASE)
 _CONTAINERS = frozenset(
     qn(name) for name in ("w:sdt", "w:sdtContent", "w:ins", "w:moveTo", "w:customXml", "w:smartTag", "w:body")
 )
-_PARAGRAPH, _TABLE, _TEXT = qn("w:p"), qn("w:tbl"), qn("w:t")
+_PARAGRAPH, _TABLE, _TEXT, _RUN = qn("w:p"), qn("w:tbl"), qn("w:t"), qn("w:r")
 _ROW, _CELL = qn("w:tr"), qn("w:tc")
 _MAX_SPAN = 63  # columns: Word's own limit
 _BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
@@ -59,7 +61,8 @@ class _Reader:
         self.title = ""
         self.first_heading = ""
         self._levels = _heading_levels(document)
-        self._notes = _notes(document)
+        self._unsaid = Unsaid(document.styles.element)
+        self._notes = _notes(document, self._unsaid)
         self._path: list[tuple[int, str]] = []
         self._items: list[str] = []
 
@@ -96,13 +99,16 @@ class _Reader:
         return tuple(text for _, text in self._path)
 
     def _text(self, element: Any) -> str:
-        return clean("".join(_pieces(element, self._notes))).strip()
+        pieces = _Pieces(self._unsaid, self._notes).of(element, self._unsaid.paragraph(element))
+        return clean("".join(pieces)).strip()
 
     def _rows(self, table: Any) -> list[list[str]]:
         """The cells' texts. A merged cell stands in every place that it covers, so that no row lacks its label."""
         rows: list[list[str]] = []
         above: list[str] = []
         for row in _within(table, _ROW):
+            if self._unsaid.is_row_gone(row):
+                continue
             cells: list[str] = []
             parts = list(_within(row, _CELL))
             for cell in parts:
@@ -170,7 +176,7 @@ def _within(element: Any, *tags: str) -> Iterator[Any]:
             yield from _within(child, *tags)
 
 
-def _notes(document: Any) -> dict[str, str]:
+def _notes(document: Any, unsaid: Unsaid) -> dict[str, str]:
     """Footnotes and endnotes by the reference's tag and id."""
     notes = {}
     for relation in document.part.rels.values():
@@ -178,22 +184,31 @@ def _notes(document: Any) -> dict[str, str]:
         if kind in ("footnotes", "endnotes") and not relation.is_external:
             name = kind.removesuffix("s")
             for note in parse_xml(relation.target_part.blob).iter(qn(f"w:{name}")):
-                text = " ".join("".join(_pieces(note, {})).split())
+                text = " ".join("".join(_Pieces(unsaid, {}).of(note, {})).split())
                 if text:
                     notes[f"{qn(f'w:{name}Reference')} {note.get(qn('w:id'))}"] = text
     return notes
 
 
-def _pieces(element: Any, notes: Mapping[str, str]) -> Iterator[str]:
-    for child in element:
-        if child.tag == _TEXT:
-            yield child.text or ""
-        elif child.tag in _BREAKS:
-            yield _BREAKS[child.tag]
-        elif child.tag in _REFERENCES:
-            if note := notes.get(f"{child.tag} {child.get(qn('w:id'))}"):
-                yield f" ({note}) "
-        elif child.tag not in _SKIPPED:
-            yield from _pieces(child, notes)
-            if child.tag == _PARAGRAPH:  # of a text box
+@dataclass(frozen=True)
+class _Pieces:
+    """The texts within an element, in order. `notes` are the footnotes, which stand where they are referred to."""
+
+    unsaid: Unsaid
+    notes: Mapping[str, str]
+
+    def of(self, element: Any, paragraph: Marks) -> Iterator[str]:
+        """`paragraph`: what the style of the paragraph around says of its text."""
+        for child in element:
+            if child.tag == _TEXT:
+                yield child.text or ""
+            elif child.tag in _BREAKS:
+                yield _BREAKS[child.tag]
+            elif child.tag in _REFERENCES:
+                if note := self.notes.get(f"{child.tag} {child.get(qn('w:id'))}"):
+                    yield f" ({note}) "
+            elif child.tag == _PARAGRAPH:  # of a text box
+                yield from self.of(child, self.unsaid.paragraph(child))
                 yield "\n"
+            elif child.tag not in _SKIPPED and not (child.tag == _RUN and self.unsaid.is_unsaid(child, paragraph)):
+                yield from self.of(child, paragraph)

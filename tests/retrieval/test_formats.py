@@ -7,8 +7,15 @@ from collections.abc import Callable
 from datetime import date
 from email.message import EmailMessage
 
+import docx
 import openpyxl
+import pptx
 import pytest
+from docx.enum.style import WD_STYLE_TYPE
+from docx.oxml import OxmlElement
+from odf import opendocument
+from odf import style as odf_style
+from odf import text as odf_text
 
 from retrieval.chunking import chunk_document
 from retrieval.errors import (
@@ -66,6 +73,77 @@ def test_docx_text_in_insertions_and_content_controls_is_read_and_deletions_are_
     )
     data = with_member(word_file(), "word/document.xml", xml)
     assert [text for text, _, _ in found("a.docx", data)] == ["kept added", "controlled"]
+
+
+def test_docx_what_is_struck_out_or_hidden_is_left_out() -> None:
+    document = docx.Document()
+    gone = document.styles.add_style("Gone", WD_STYLE_TYPE.CHARACTER)
+    gone.font.strike = True
+    document.styles.add_style("Gone too", WD_STYLE_TYPE.CHARACTER).base_style = gone
+    old = document.styles.add_style("Old", WD_STYLE_TYPE.PARAGRAPH)
+    old.font.hidden = True
+    document.add_heading("Fees", 1).add_run(" of 2023").font.strike = True
+    paragraph = document.add_paragraph("It costs ")
+    paragraph.add_run("7 ").font.strike = True
+    paragraph.add_run("8 ").font.double_strike = True
+    paragraph.add_run("or nothing ").font.hidden = True
+    paragraph.add_run("9, ", style="Gone too")
+    paragraph.add_run("10 euros.", style="Gone too").font.strike = False
+    document.add_paragraph("Parcels are free.", style="Old").add_run("Letters too.").font.hidden = False
+    document.add_paragraph("none", style="List Bullet").runs[0].font.strike = True
+    table = document.add_table(rows=3, cols=2)
+    for row, cells in enumerate([("City", "Rate"), ("Paris", "90"), ("Lyon", "70")]):
+        for column, text in enumerate(cells):
+            table.cell(row, column).text = text
+    table.cell(1, 1).paragraphs[0].runs[0].font.strike = True
+    hidden = OxmlElement("w:hidden")
+    table.rows[2]._tr.get_or_add_trPr().append(hidden)
+    assert found("a.docx", saved(document)) == [
+        ("It costs 10 euros.", ("Fees",), None),
+        ("Letters too.", ("Fees",), None),
+        ("| City | Rate |\n| --- | --- |\n| Paris |  |", ("Fees",), None),
+    ]
+
+
+def test_odt_what_is_struck_out_or_hidden_is_left_out() -> None:
+    document = opendocument.OpenDocumentText()
+
+    def style(name: str, family: str, parent: str | None = None, **properties: str) -> None:
+        made = odf_style.Style(name=name, family=family, **({"parentstylename": parent} if parent else {}))
+        made.addElement(odf_style.TextProperties(**properties))
+        document.automaticstyles.addElement(made)
+
+    style("Gone", "text", textlinethroughstyle="solid", textlinethroughtype="single")
+    style("GoneToo", "text", "Gone", color="#ff0000")
+    style("Kept", "text", "Gone", textlinethroughstyle="none", textlinethroughtype="none")
+    style("Unseen", "paragraph", display="none")
+    paragraph = odf_text.P(text="It costs ")
+    for name, text in (("Gone", "7 "), ("GoneToo", "8 "), ("Kept", "9 euros.")):
+        paragraph.addElement(odf_text.Span(stylename=name, text=text))
+    document.text.addElement(paragraph)
+    document.text.addElement(odf_text.P(stylename="Unseen", text="Parcels are free."))
+    section = odf_text.Section(name="s", display="none")
+    section.addElement(odf_text.P(text="Letters too."))
+    document.text.addElement(section)
+    assert [text for text, _, _ in found("a.odt", saved(document))] == ["It costs 9 euros."]
+
+
+def test_pptx_hidden_slides_and_shapes_and_what_is_struck_out_are_left_out() -> None:
+    presentation = pptx.Presentation()
+    for title in ("Old prices", "Prices"):
+        slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+        slide.shapes.title.text = title
+    presentation.slides[0]._element.set("show", "0")
+    paragraph = slide.placeholders[1].text_frame.paragraphs[0]
+    paragraph.add_run().text = "It costs "
+    for mark, text in (("sngStrike", "7 "), ("noStrike", "9 euros.")):
+        run = paragraph.add_run()
+        run.text = text
+        run._r.get_or_add_rPr().set("strike", mark)
+    box = slide.shapes.add_textbox(0, 0, 9999, 9999)
+    box.text_frame.text = "Parcels are free."
+    box._element._nvXxPr.cNvPr.set("hidden", "1")
+    assert found("a.pptx", saved(presentation)) == [("It costs 9 euros.", ("Prices",), 2)]
 
 
 def test_docx_a_footnote_stands_where_it_is_referred_to() -> None:
