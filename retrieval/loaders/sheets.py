@@ -1,26 +1,26 @@
-"""XLSX: a sentence a row, with the column headers in it, under the sheet's name. Formulas are not run."""
+"""XLSX: a sentence a row, with the column headers in it, under the sheet's name. Formulas are not run.
+
+Values are told as the sheet shows them (`number_format`). What is hidden or struck out is left out; rows that a filter
+or a folded group hides are there.
+"""
 
 import io
-import re
-import zipfile
 from collections.abc import Iterator, Sequence
-from datetime import datetime, time
+from dataclasses import dataclass
+from datetime import date, time, timedelta
+from functools import cached_property
 from typing import Any
 
 import openpyxl
-from openpyxl.utils.cell import range_boundaries
+from openpyxl.cell.rich_text import CellRichText
+from openpyxl.worksheet._reader import WorkSheetParser
 
 from retrieval.loaders.archive import open_archive, reading
-from retrieval.loaders.document import LoadedDocument, TextBuilder, chosen_title
+from retrieval.loaders.document import MOST_LEFT_OUT, LoadedDocument, TextBuilder, chosen_title
 from retrieval.loaders.encoding import clean
-from retrieval.loaders.tables import RowReader, cell_text
-
-_MERGED_OR_UNCOMPUTED = re.compile(
-    rb'<(?:\w+:)?mergeCell\s[^>]*?ref="([A-Z]+\d+:[A-Z]+\d+)"|</f>(?:<v\s*/>|<v></v>)?</c>|<f\s[^>]*/>(?:<v\s*/>)?</c>'
-)
-_READ_BYTES = 1024 * 1024
-
-Range = tuple[int, int, int, int]
+from retrieval.loaders.number_format import NumberFormat, plain_number
+from retrieval.loaders.sheet_scan import Range, SheetScan, filtered_tables
+from retrieval.loaders.tables import RowReader, cell_text, figures_among
 
 
 def load_xlsx(data: bytes, fallback_title: str) -> LoadedDocument:
@@ -31,39 +31,60 @@ def load_xlsx(data: bytes, fallback_title: str) -> LoadedDocument:
     kind = "an Excel workbook (.xlsx)"
     archive = open_archive(data, kind, streamed="xl/worksheets/")
     builder = TextBuilder()
-    uncomputed = 0
+    uncomputed = hidden = shown = 0
     with reading(kind):
-        workbook = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+        workbook = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True, rich_text=True)
+        styles = _Styles(workbook)
+        tables = filtered_tables(archive)
         for sheet in workbook.worksheets:
             if sheet.sheet_state == "visible":
-                uncomputed += _read_sheet(builder, sheet, archive)
+                scan = SheetScan.of(archive, sheet._worksheet_path, tables)  # type: ignore[attr-defined]
+                shown += _read_sheet(builder, sheet, scan, styles)
+                hidden += len(scan.hidden_rows)
+                uncomputed += scan.uncomputed
         given = clean(workbook.properties.title or "")
         workbook.close()
-    notice = f"{uncomputed} formulas have no result in the file: open it in Excel or LibreOffice and save it"
-    return builder.build(chosen_title(given) or fallback_title, notice=notice if uncomputed else None)
+    notices = [
+        f"{uncomputed} formulas have no result in the file: open it in Excel or LibreOffice and save it"
+        if uncomputed
+        else "",
+        MOST_LEFT_OUT if hidden > shown else "",
+    ]
+    return builder.build(chosen_title(given) or fallback_title, notice="; ".join(filter(None, notices)) or None)
 
 
-def _read_sheet(builder: TextBuilder, sheet: Any, archive: zipfile.ZipFile) -> int:
-    """Adds a sheet's rows; returns how many of its formulas have no result, since no program has computed them."""
-    # What a sheet says of its size may be wrong, and a far lone cell would make a million wide empty rows of it.
-    sheet.reset_dimensions()
+@dataclass(frozen=True)
+class _Row:
+    """A row's texts, as they are shown; `has_values` says whether a number or date is among them."""
+
+    number: int
+    cells: list[str]
+    has_values: bool
+
+
+def _read_sheet(builder: TextBuilder, sheet: Any, scan: SheetScan, styles: "_Styles") -> int:
+    """Adds a sheet's rows; returns how many there are."""
     reader = RowReader(builder, (cell_text(clean(sheet.title)),))
-    merged, uncomputed = _scanned(archive, sheet._worksheet_path)
-    for number, row in enumerate(_filled(sheet, merged), 1):
-        reader.feed(number, row)
+    count = 0
+    for row in _filled(sheet, scan, styles):
+        reader.feed(row.number, row.cells, has_values=row.has_values)
+        count += any(row.cells)
     reader.finish()
-    return uncomputed
+    return count
 
 
-def _filled(sheet: Any, merged: Sequence[Range]) -> Iterator[list[str]]:
-    """The rows' texts. A merged cell stands in every place that it covers, but a title across a row stands once."""
+def _filled(sheet: Any, scan: SheetScan, styles: "_Styles") -> Iterator[_Row]:
+    """The rows. A merged cell stands in every place that it covers, but a title across a row stands once."""
     starts: dict[int, list[Range]] = {}
-    for area in merged:
+    for area in scan.merged:
         starts.setdefault(area[1], []).append(area)
     open_areas: list[tuple[Range, str]] = []
-    percentages: dict[int, bool] = {}
-    for number, row in enumerate(sheet.iter_rows(), 1):
-        cells = [_shown(cell, percentages) for cell in row]
+    last = 0
+    for number, row in _rows(sheet):
+        if number > last + 1:
+            yield _Row(last + 1, [], False)  # one blank row parts tables as well as many
+        last = number
+        cells = [styles.of(cell).shown(cell.value) if cell.value is not None else "" for cell in row]
         alone = sum(map(bool, cells)) == 1
         open_areas = [(area, text) for area, text in open_areas if area[3] >= number]
         for area in starts.pop(number, ()):
@@ -73,46 +94,76 @@ def _filled(sheet: Any, merged: Sequence[Range]) -> Iterator[list[str]]:
             # The range may reach beyond the last cell that is stored.
             cells += [""] * (min(right, left + 255) - len(cells))
             cells[left - 1 : right] = [text] * len(cells[left - 1 : right])
-        yield cells
+        if number not in scan.hidden_rows:
+            if scan.hidden_columns:
+                cells = [text for column, text in enumerate(cells, 1) if not scan.is_hidden_column(column)]
+            stored = [_stored(cell.value) for cell in row if cell.value is not None]
+            yield _Row(number, cells, figures_among(stored))
 
 
-def _shown(cell: Any, percentages: dict[int, bool]) -> str:
-    """A cell's value as a person would write it: percentages as such, dates without a midnight."""
-    value = cell.value
+def _rows(sheet: Any) -> Iterator[tuple[int, Sequence[Any]]]:
+    """The rows that are stored, with their numbers. `sheet.iter_rows` would lose the fonts of parts of cells."""
+    workbook = sheet.parent
+    with sheet._get_source() as source:
+        parser = WorkSheetParser(
+            source,
+            sheet._shared_strings,
+            data_only=True,
+            epoch=workbook.epoch,
+            date_formats=workbook._date_formats,
+            timedelta_formats=workbook._timedelta_formats,
+            rich_text=True,
+        )
+        for number, row in parser.parse():
+            yield number, sheet._get_row(row)
+
+
+def _stored(value: object) -> str:
+    """A value whatever its format, to judge what kind it is."""
     if isinstance(value, float):
-        if _is_percentage(cell, percentages):
-            return f"{value * 100:.10g}%"
-        return f"{value:.15g}"
-    if isinstance(value, datetime):
-        return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "minutes")
-    return clean(cell_text(value))
+        return plain_number(value)
+    return value.isoformat() if isinstance(value, date) else cell_text(value)
 
 
-def _is_percentage(cell: Any, known: dict[int, bool]) -> bool:
-    """Whether the cell is shown as a percentage. `known` keeps the answer by style: openpyxl takes long over it."""
-    if cell._style_id not in known:
-        known[cell._style_id] = "%" in str(cell.number_format)
-    return known[cell._style_id]
+@dataclass(frozen=True)
+class _Style:
+    """How cells of one style show what they hold."""
+
+    code: str
+    is_struck: bool
+
+    @cached_property
+    def _format(self) -> NumberFormat:
+        return NumberFormat(self.code)
+
+    def shown(self, value: Any) -> str:
+        if isinstance(value, CellRichText):
+            return self._format.text(clean(cell_text("".join(self._said(value)))))
+        if self.is_struck:
+            return ""
+        if isinstance(value, bool):
+            return str(value).upper()
+        if isinstance(value, int | float):
+            return self._format.number(value)
+        if isinstance(value, date | time | timedelta):
+            return self._format.moment(value)
+        return self._format.text(clean(cell_text(value)))
+
+    def _said(self, value: CellRichText) -> Iterator[str]:
+        """The runs that are not struck out, each by its own font, else by the cell's."""
+        for run in value:
+            is_struck = self.is_struck if isinstance(run, str) else bool(run.font.strike)
+            yield "" if is_struck else str(run)
 
 
-def _scanned(archive: zipfile.ZipFile, path: str) -> tuple[list[Range], int]:
-    """A sheet's merged cells as (left, top, right, bottom), from 1, and its formulas without a result.
+class _Styles:
+    """The styles of one workbook. openpyxl takes long over each, so that they are kept by their number."""
 
-    openpyxl tells neither while streaming.
-    """
-    merged: list[Range] = []
-    uncomputed = 0
-    rest = b""
-    with archive.open(path.removeprefix("/")) as file:
-        while block := file.read(_READ_BYTES):
-            text = rest + block
-            last = 0
-            for match in _MERGED_OR_UNCOMPUTED.finditer(text):
-                last = match.end()
-                if match[1] is None:
-                    uncomputed += 1
-                    continue
-                left, top, right, bottom = range_boundaries(match[1].decode())
-                merged.append((int(left or 1), int(top or 1), int(right or 1), int(bottom or 1)))
-            rest = text[max(last, len(text) - 200) :]
-    return merged, uncomputed
+    def __init__(self, workbook: Any) -> None:
+        self._workbook = workbook
+        self._known: dict[int, _Style] = {}
+
+    def of(self, cell: Any) -> _Style:
+        if cell._style_id not in self._known:
+            self._known[cell._style_id] = _Style(str(cell.number_format or "General"), bool(cell.font.strike))
+        return self._known[cell._style_id]

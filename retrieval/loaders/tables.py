@@ -127,8 +127,11 @@ class RowReader:
         self._after_blank = False
         self._records: list[tuple[int, str, tuple[str, ...]]] = []
 
-    def feed(self, number: int, cells: Sequence[str]) -> None:
-        """Takes the next row; `number` is what the file calls it."""
+    def feed(self, number: int, cells: Sequence[str], *, has_values: bool | None = None) -> None:
+        """Takes the next row; `number` is what the file calls it.
+
+        `has_values` says whether there are figures among the cells, where that is known better than by their looks.
+        """
         filled = [cell for cell in cells if cell]
         if not filled:
             self._after_blank = not self._one_table
@@ -137,7 +140,7 @@ class RowReader:
         if len(filled) == 1 and not (inside and (self._one_table or cells[0] == "")):
             self._lone_cell(filled[0])
         else:
-            self._row(number, cells, has_values=_has_values(filled))
+            self._row(number, cells, has_values=figures_among(filled) if has_values is None else has_values)
         self._after_blank = False
 
     def finish(self) -> None:
@@ -206,7 +209,7 @@ def _padded(cells: Iterable[str], width: int) -> list[str]:
     return padded + [""] * (width - len(padded))
 
 
-def _has_values(cells: Sequence[str]) -> bool:
+def figures_among(cells: Sequence[str]) -> bool:
     """Whether a row holds figures. Years and several dates may be the names of columns, one date is a value."""
     dates = [cell for cell in cells if _DATE.fullmatch(cell)]
     short = (cell for cell in cells if len(cell) <= _MAX_FIGURE_CHARS and cell not in dates)

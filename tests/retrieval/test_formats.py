@@ -4,7 +4,7 @@ import contextlib
 import io
 import zipfile
 from collections.abc import Callable
-from datetime import date
+from datetime import date, datetime, time, timedelta
 from email.message import EmailMessage
 
 import docx
@@ -16,6 +16,9 @@ from docx.oxml import OxmlElement
 from odf import opendocument
 from odf import style as odf_style
 from odf import text as odf_text
+from openpyxl.cell.rich_text import CellRichText, TextBlock
+from openpyxl.cell.text import InlineFont
+from openpyxl.styles import Font
 
 from retrieval.chunking import chunk_document
 from retrieval.errors import (
@@ -183,12 +186,71 @@ def test_pptx_a_slide_is_a_page() -> None:
 def test_xlsx_a_row_carries_its_headers_and_knows_its_sheet_and_number() -> None:
     assert found("plants.xlsx", workbook_file()) == [
         (
-            "Plant Essen: 2025 Tons 1250.5; 2025 Share 25%; Opened 1999-05-01",
+            "Plant Essen: 2025 Tons 1250.5; 2025 Share 25.0%; Opened 1999-05-01",
             ("Plants", "Output by plant", "row 5"),
             None,
         ),
         ("Plant Turin: 2025 Tons 980; 2025 Share 12.5%", ("Plants", "Output by plant", "row 6"), None),
     ]
+
+
+def test_xlsx_numbers_and_moments_are_told_as_the_sheet_shows_them() -> None:
+    moment = datetime(2025, 1, 31, 21, 5)
+    shown = [
+(1, "0%", "100%"), (2, "0%", "200%"), (0, "0%", "0%"), (0.5, "0%", "50%"), (0.1234, "0.0%", "12.3%"),
+        (5, "0\\%", "5%"), (5, '0" %"', "5 %"), (0.05, '0.00"%"', "0.05%"), (30000, "#,##0", "30,000"),
+        (1250.5, '#,##0.00\\ "€"', "1,250.50 €"), (-5, "[$€-407]#,##0.00", "-€5.00"),
+        (-5, '"$"#,##0.00_);[Red]\\("$"#,##0.00\\)', "($5.00)"),
+        (0, '_-* #,##0.00\\ "€"_-;-;_-* "-"??\\ "€"_-', "0.00 €"), (1250000, '0.0,,"M"', "1.3M"),
+        (12, '0 "kg"', "12 kg"), (501, "00000", "00501"), (1 / 3, "0.00", "0.33"),
+        (123456, "0.00E+00", "1.23E+05"), (1.5, "# ?/?", "1.5"), (1, '"Yes";"No";"No"', "Yes"),
+        (0.1 + 0.2, "General", "0.3"), (0.5, '[<1]0.00" kg";0" t"', "0.50 kg"), (True, "General", "TRUE"),
+        (moment, "yyyy-mm-dd", "2025-01-31"), (moment, "d/m/yy h:mm", "2025-01-31 21:05"),
+        (moment, "mmm yyyy", "Jan 2025"), (moment, "yyyy", "2025"), (moment, "d mmmm", "31 January"),
+        (moment, "h:mm AM/PM", "9:05 PM"), (moment, "dddd", "Friday"), (time(9, 5), "hh:mm", "09:05"),
+        (timedelta(hours=26, minutes=30), "[h]:mm", "26:30"), (timedelta(minutes=90), '[m]" min"', "90 min"),
+    ]  # fmt: skip
+    workbook = openpyxl.Workbook()
+    workbook.active.append(["Code", "Shown"])
+    for row, (value, code, _) in enumerate(shown, 2):
+        workbook.active.append([f"c{row}", value])
+        workbook.active.cell(row, 2).number_format = code
+    rows = [text for text, _, _ in found("a.xlsx", saved(workbook))]
+    assert rows == [f"Code c{row}: Shown {text}" for row, (_, _, text) in enumerate(shown, 2)]
+
+
+def test_xlsx_what_is_hidden_or_struck_out_is_left_out_and_what_is_filtered_stays() -> None:
+    workbook = openpyxl.Workbook()
+    sheet = workbook.active
+    birds = [("Puffin", 7, "a"), ("Heron", 8, "b"), ("Gull", 9, ""), ("Tern", 6, "d")]
+    for row in [("Id", "Bird", "Fee", "Note"), *((number, *bird) for number, bird in enumerate(birds, 1))]:
+        sheet.append(row)
+    sheet["C2"].font = Font(strike=True)
+    sheet["E5"], sheet["E5"].number_format = 12, ";;;"
+    sheet.row_dimensions[3].hidden = True
+    sheet.column_dimensions["A"].hidden = True
+    sheet.row_dimensions.group(5, 5, hidden=True)
+
+    sheet["D4"] = CellRichText(
+        "old", TextBlock(InlineFont(strike=True), " cheap"), TextBlock(InlineFont(b=True), " new")
+    )
+
+    def rows() -> list[str]:
+        return load("a.xlsx", saved(workbook)).text.split("\n\n")
+
+    assert rows() == ["Bird Puffin: Note a", "Bird Gull: Fee 9; Note old new", "Bird Tern: Fee 6; Note d"]
+    sheet.auto_filter.ref = "A1:D5"
+    sheet.auto_filter.add_filter_column(1, ["Puffin", "Gull", "Tern"])
+    assert "Bird Heron: Fee 8; Note b" in rows()
+
+
+def test_xlsx_units_do_not_make_headers_of_rows() -> None:
+    workbook = openpyxl.Workbook()
+    workbook.active.append(["Puffin", 12])
+    workbook.active.append(["Gull", 13])
+    for cell in workbook.active["B"]:
+        cell.number_format = '0" kilograms"'
+    assert load("a.xlsx", saved(workbook)).text == "Puffin: 12 kilograms\n\nGull: 13 kilograms"
 
 
 def test_xlsx_dates_may_be_column_headers_and_formulas_without_results_are_told() -> None:
