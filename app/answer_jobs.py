@@ -7,7 +7,6 @@ answered when the server ended is asked again. How a request is answered is the 
 import asyncio
 import json
 import logging
-import sqlite3
 import threading
 import time
 import uuid
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from app.database_file import errors_of, open_database
 from app.errors import RequestError
 from app.principal import Principal
 
@@ -109,12 +109,11 @@ class AnswerJobs:
         self._arrived = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
         self._current: tuple[str, asyncio.Task[Answer]] | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.executescript(SCHEMA)
-        self._connection.execute("UPDATE jobs SET state = 'queued' WHERE state = 'running'")
-        path.chmod(0o600)
+        self._connection = open_database(path, "requests that are answered later")
+        with errors_of(path, "requests that are answered later"):
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.executescript(SCHEMA)
+            self._connection.execute("UPDATE jobs SET state = 'queued' WHERE state = 'running'")
 
     # ── what routes ask ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -7,14 +7,14 @@ that a slower hash would protect. A key that is revoked while the server runs is
 import hashlib
 import hmac
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import DataFolderError, RequestError, SettingsError
+from app.database_file import errors_of, open_database
+from app.errors import RequestError, SettingsError
 from app.limits import Limits
 from app.principal import SCOPES, Principal
 
@@ -95,23 +95,19 @@ class KeyRecord:
         return Principal(self.user, self.tenant, frozenset(self.scopes), self.key_id)
 
 
+# How long another process's writing is waited for.
+_WAIT_S = 10.0
+
+
 class KeyStore:
     """The keys of one data folder. Any number of processes may have it open; methods may be called from any thread."""
 
     def __init__(self, path: Path) -> None:
         """Opens or makes the file, readable by its owner only. Raises DataFolderError."""
         self._lock = threading.Lock()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            self._connection = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+        self._connection = open_database(path, "API keys", wait_s=_WAIT_S)
+        with errors_of(path, "API keys", wait_s=_WAIT_S):
             self._connection.executescript(SCHEMA)
-        except (OSError, sqlite3.Error) as error:
-            raise DataFolderError(
-                f"{path}: API keys cannot be kept there: {error}; make the folder writable or choose another with "
-                "--data",
-                folder=path.parent,
-            ) from error
 
     def create(
         self,

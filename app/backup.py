@@ -45,7 +45,8 @@ def backup(settings: Settings, archive: Path) -> int:
     part = archive.with_name(archive.name + ".part")
     count = 0
     try:
-        part.touch(mode=0o600)  # keys and conversations are nobody else's
+        part.unlink(missing_ok=True)  # one that was left over may be anybody's to read
+        part.touch(mode=0o600, exist_ok=False)  # keys and conversations are nobody else's
         with tempfile.TemporaryDirectory() as folder, tarfile.open(part, "w:gz") as tar:
             manifest = Path(folder) / MANIFEST
             manifest.write_text(json.dumps({"format": FORMAT, "version": __version__, "made_at": int(time.time())}))
@@ -88,7 +89,10 @@ def restore(settings: Settings, archive: Path) -> int:
         _check_manifest(staging / MANIFEST, archive)
         (staging / MANIFEST).unlink()
         data.mkdir(exist_ok=True)
-        count = sum(path.is_file() for path in staging.rglob("*"))
+        count = 0
+        for path in staging.rglob("*"):  # nobody else's, whatever it was where it comes from
+            path.chmod(0o700 if path.is_dir() else 0o600)
+            count += path.is_file()
         for path in staging.iterdir():
             os.replace(path, data / path.name)
         return count

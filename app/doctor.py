@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from app import __version__, models, preflight
@@ -78,8 +79,18 @@ def _data_folder(settings: Settings) -> list[Finding]:
         preflight.check_data_folder(settings)
     except RagstoneError as error:
         return [Finding("problem", "data folder", str(settings.data_dir), error.message)]
-    free = shutil.disk_usage(settings.data_dir).free
-    return [Finding("ok", "data folder", f"{settings.data_dir}, {free / 2**30:,.1f} GiB free")]
+    data = settings.data_dir
+    free = shutil.disk_usage(data).free
+    if data.stat().st_mode & 0o077 and (readable := _readable_by_others(data)):
+        advice = f"chmod -R go-rwx {data}"
+        return [Finding("warning", "data folder", f"{data}: others may read {readable} in it", advice)]
+    return [Finding("ok", "data folder", f"{data}, {free / 2**30:,.1f} GiB free")]
+
+
+def _readable_by_others(data: Path) -> str:
+    """A file of the data folder that is not its owner's alone; "" where there is none."""
+    found = (path.name for path in sorted(data.glob("*.sqlite3")) if path.stat().st_mode & 0o077)
+    return next(found, "")
 
 
 def _keys(settings: Settings) -> list[Finding]:

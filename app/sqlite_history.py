@@ -11,6 +11,7 @@ from typing import Any
 
 from langchain_core.messages import messages_from_dict, messages_to_dict
 
+from app.database_file import errors_of, open_database
 from app.errors import DataFolderError
 from app.history import (
     Conversation,
@@ -85,9 +86,8 @@ class SQLiteConversationStore(ConversationStore):
         """Opens or makes the file. Raises DataFolderError where it cannot, or where a newer version wrote it."""
         self.path = path
         self._lock = threading.RLock()  # one connection, many threads
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._connection = open_database(path, "conversations")
+        with errors_of(path, "conversations"):
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.execute("PRAGMA foreign_keys=ON")
@@ -95,12 +95,6 @@ class SQLiteConversationStore(ConversationStore):
             self._migrate()
             with self._transaction() as connection:
                 _purge(connection)
-        except (OSError, sqlite3.Error) as error:
-            raise DataFolderError(
-                f"{path}: conversations cannot be stored there: {error}; make the folder writable or choose another "
-                "with --data",
-                folder=path.parent,
-            ) from error
 
     def _migrate(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from app.database_file import errors_of, open_database
 from app.engines.client import RequestTimes
 
 logger = logging.getLogger(__name__)
@@ -48,16 +49,16 @@ class Counts:
 
 
 class UsageStore:
-    """Counts by (day in UTC, tenant, model). `clock` tells seconds since 1970."""
+    """Counts by (day in UTC, tenant, model). `clock` tells seconds since 1970. Raises DataFolderError."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, str, str], Counts] = {}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        self._connection.execute("PRAGMA journal_mode=WAL")
-        self._connection.executescript(SCHEMA)
+        self._connection = open_database(path, "what tenants use")
+        with errors_of(path, "what tenants use"):
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.executescript(SCHEMA)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_writing, name="usage", daemon=True)
         self._thread.start()

@@ -5,6 +5,7 @@ is needed, so that `--help` and `models path` answer at once. Results go to stdo
 codes: 0 done, 1 failed, 2 wrong usage or a wrong setting.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -36,7 +37,11 @@ cli.add_typer(keys_cli, name="keys")
 
 
 def main() -> None:
-    """Run the command line and exit with its code; errors of the app become one sentence on stderr."""
+    """Run the command line and exit with its code; errors of the app become one sentence on stderr.
+
+    What it and its child processes write holds documents and conversations: nobody else may read it.
+    """
+    os.umask(0o077)
     try:
         cli()
     except RagstoneError as error:

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from app.child_process import die_with_parent
 from app.engines.backend import FIRST_START_S, POLL_S, RemoteBackend
 from app.engines.client import RequestTimes
 from app.engines.remote import RemoteEngineClient
+from app.engines.socket_folder import SOCKET, make_folder
 from app.engines.start_failure import forget_failure, read_failure
 from app.errors import StartupError
 from app.setting_values import as_text
@@ -61,9 +61,8 @@ class EngineProcess(RemoteBackend):
     def __init__(
         self, settings: Settings, *, model_name: str | None = None, on_end: Callable[[RequestTimes], None] | None = None
     ) -> None:
-        # Short, for a socket's path may have 107 bytes, and in a folder that nobody else can enter.
-        self._folder = tempfile.TemporaryDirectory(prefix="ragstone-", dir="/tmp")  # nosec B108
-        self._socket = Path(self._folder.name) / "engine.sock"
+        self._folder = make_folder(settings.data_dir)
+        self._socket = Path(self._folder.name) / SOCKET
         super().__init__(
             ChildEngineClient(
                 "http://engine", socket=self._socket, model_name=model_name, starting_s=RESTART_WAIT_S, on_end=on_end

@@ -324,7 +324,7 @@ def test_a_file_of_every_earlier_version_is_brought_up_to_date(path, version):
 
 def test_a_file_that_is_no_database_is_refused_by_name(path):
     path.write_bytes(b"not a database, but long enough to be looked at" * 20)
-    with pytest.raises(DataFolderError, match=r"history\.sqlite3: conversations cannot be stored there"):
+    with pytest.raises(DataFolderError, match=r"history\.sqlite3: conversations cannot be read"):
         SQLiteConversationStore(path)
 
 
