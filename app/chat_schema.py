@@ -86,7 +86,7 @@ class ChatOptions(BaseModel):
     priority: Priority | None = Field(default=None, description="How urgent it is; null takes the header X-Priority.")
     memory: MemoryKind | None = Field(default=None, description="Earlier turns that the model sees.")
     num_passages: int | None = Field(default=None, ge=0, le=50, strict=True, description="Passages for the question.")
-    retrieval: bool = Field(default=True, description="Search the documents.")
+    retrieval: bool = Field(default=True, strict=True, description="Search the documents.")
     collections: list[str] | None = Field(
         default=None, max_length=MAX_COLLECTIONS, description="Search only these collections; null searches all."
     )

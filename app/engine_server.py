@@ -19,6 +19,7 @@ from app.preflight import keys_required
 from app.request_id import RequestIds
 from app.routes import completions, engine, faults, health, openai, tokens
 from app.routes.access import AccessGuard
+from app.routes.plain_http import HeadRequests, RelativeRedirects
 from app.settings import Settings
 
 DESCRIPTION = "A chat model on OpenAI's protocol. `/engine` is what `ragstone serve` uses of it (engine_url)."
@@ -50,5 +51,7 @@ def create_app(settings: Settings, socket: Path | None = None) -> FastAPI:
     app.add_middleware(AccessGuard, keys=keys)
     hosts = None if keys or socket else [settings.host.lower(), *settings.allowed_host_names]
     app.add_middleware(BrowserGuard, origins=[], hosts=hosts)
+    app.add_middleware(RelativeRedirects)
+    app.add_middleware(HeadRequests)
     app.add_middleware(RequestIds)
     return app

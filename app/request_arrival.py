@@ -12,13 +12,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 def protocol_within(seconds: float) -> type[H11Protocol]:
-    """uvicorn's protocol, with a limit on the time in which nothing of a request that is not whole arrives.
+    """uvicorn's protocol, with a limit on the time that a request takes to arrive.
 
-    What has no answer yet gets a 408. Bytes that come now and then are enough: a large file may take its time.
+    Its head has so long in all; of a body so long may nothing arrive: bytes that come now and then are enough there, as
+    a large file may take its time. What has no answer yet gets a 408.
     """
 
     class ArrivalProtocol(H11Protocol):
         _waiting: asyncio.TimerHandle | None = None
+        _of_head = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -33,9 +35,12 @@ def protocol_within(seconds: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def _wait(self) -> None:
+            is_head = self.conn.their_state is h11.IDLE
+            if is_head and self._of_head and self._waiting is not None:
+                return  # a byte more buys no time
             self._stop_waiting()
-            if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-                self._waiting = self.loop.call_later(seconds, self._give_up)
+            if is_head or self.conn.their_state is h11.SEND_BODY:
+                self._waiting, self._of_head = self.loop.call_later(seconds, self._give_up), is_head
 
         def _stop_waiting(self) -> None:
             if self._waiting is not None:
@@ -56,7 +61,10 @@ def protocol_within(seconds: float) -> type[H11Protocol]:
 
 
 def _refusal(seconds: float) -> bytes:
-    said = f"nothing more of the request arrived for {seconds:g} s: send it whole, or raise arrival_timeout_s"
+    said = (
+        f"the head of the request did not arrive within {seconds:g} s, or no more of its body for as long: send it "
+        "faster, or raise arrival_timeout_s"
+    )
     body = orjson.dumps({"error": {"message": said, "type": "invalid_request_error", "code": "request_timeout"}})
     head = "HTTP/1.1 408 Request Timeout\r\nContent-Type: application/json\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body

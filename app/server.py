@@ -6,8 +6,9 @@ Ports, processes and signals are `app/serve.py`'s business.
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import RedirectResponse
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
@@ -45,6 +46,7 @@ from app.routes import (
 )
 from app.routes.access import AccessGuard
 from app.routes.admission import Admission
+from app.routes.plain_http import HeadRequests, RelativeRedirects, refuse_unknown_parameters
 from app.services import Services
 from app.settings import Settings
 from app.tracing import RequestSpans, configure
@@ -103,14 +105,16 @@ def create_app(settings: Settings) -> FastAPI:
     services.is_busy = lambda: limits.num_running > 0
     services.observers += [usage_store.observe, lambda model, times: limits.spend(times.tenant, times.num_tokens)]
     faults.install(app)
-    app.include_router(usage.create_router(settings, usage_store), responses=faults.ERRORS)
-    app.include_router(answers.create_router(answer_jobs), responses=faults.ERRORS)
+    ours: dict[str, Any] = {"responses": faults.ERRORS, "dependencies": [Depends(refuse_unknown_parameters)]}
+    app.include_router(usage.create_router(settings, usage_store), **ours)
+    app.include_router(answers.create_router(answer_jobs), **ours)
     chat_completions = openai.create_router(services, from_documents=rag_completion.answers_of(services))
     app.include_router(chat_completions, responses=faults.OPENAI_ERRORS)
     for family in OPENAI_FAMILIES:
         app.include_router(family.create_router(services), responses=faults.OPENAI_ERRORS)
-    for family in (langserve, *API_FAMILIES):
-        app.include_router(family.create_router(services), responses=faults.ERRORS)
+    for family in API_FAMILIES:
+        app.include_router(family.create_router(services), **ours)
+    app.include_router(langserve.create_router(services), responses=faults.ERRORS)
 
     @app.get("/", include_in_schema=False)
     async def index() -> RedirectResponse:
@@ -137,6 +141,8 @@ def create_app(settings: Settings) -> FastAPI:
     # A stranger's page has no key, so it matters by which name a server is called only where there are none.
     hosts = None if keys else [settings.host.lower(), *settings.allowed_host_names]
     app.add_middleware(BrowserGuard, origins=origins, hosts=hosts)
+    app.add_middleware(RelativeRedirects)
+    app.add_middleware(HeadRequests)
     app.add_middleware(RequestIds)
     return app
 

@@ -158,9 +158,6 @@ class Fault:
 
 # What FastAPI and LangServe say of a request in words of their own.
 _REWORDED = {
-    "There was an error parsing the body": Fault(
-        422, "invalid_json", "the body cannot be read: send JSON in UTF-8", "body"
-    ),
     "Invalid config hash": Fault(
         400,
         "invalid_request",
@@ -272,6 +269,8 @@ def _validation_fault(error: RequestValidationError) -> Fault:
 
 def _http_fault(error: HTTPException) -> Fault:
     """What the framework refuses: its own words where they are more than the status's name."""
+    if error.detail == "There was an error parsing the body":
+        return Fault(422, "invalid_json", unreadable(error.__cause__), "body")
     if error.detail in _REWORDED:
         return _REWORDED[error.detail]
     message = _PLAIN.get(error.status_code) if _is_bare(error) else str(error.detail)
@@ -281,6 +280,19 @@ def _http_fault(error: HTTPException) -> Fault:
         message or str(error.detail),
         more_headers=dict(error.headers or {}),
     )
+
+
+def unreadable(error: BaseException | None) -> str:
+    """Why a body cannot be read as JSON: `error` is what the parser raised."""
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply: a few dozen levels are plenty"
+    if isinstance(error, UnicodeDecodeError):
+        return "the body is not UTF-8: send JSON in UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"the body is not valid JSON: {error}"
+    if isinstance(error, ValueError):  # Python limits how many digits it reads
+        return "the body holds a number with more digits than any that is meant: send fewer"
+    return "the body cannot be read: send JSON in UTF-8"
 
 
 def _is_bare(error: HTTPException) -> bool:

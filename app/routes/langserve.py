@@ -44,7 +44,7 @@ from app.messages import check_text
 from app.privacy import note_private
 from app.routes import sse
 from app.routes.access import current_user
-from app.routes.faults import Fault, dump
+from app.routes.faults import Fault, dump, unreadable
 from app.routes.served_chain import RUN_NAME, Served
 from app.services import Services
 from app.validation_text import shown
@@ -260,10 +260,8 @@ async def read_object(request: Request) -> dict[str, Any]:
     """The request's body, which must be a JSON object in valid Unicode. Raises RequestError."""
     try:
         body = await request.json()
-    except UnicodeDecodeError:
-        raise RequestError("the body is not UTF-8: send JSON in UTF-8", field="body") from None
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not valid JSON: {error}", field="body") from None
+        raise RequestError(unreadable(error), field="body") from None
     if not isinstance(body, dict):
         raise RequestError(f"the body must be a JSON object, not {shown(body)}", field="body")
     check_text(body)

@@ -282,8 +282,8 @@ def test_a_question_that_does_not_fit_the_model_is_413_with_the_numbers(server):
         (b'{"input": {"input": "x"}, "config": {"configurable": {"session_id": "\\udc00"}}}', "half a surrogate pair"),
         (b"[1]", "must be a JSON object"),
         (b"", "not valid JSON"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b'{"input": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"input": ' + b"9" * 5000 + b"}", "more digits"),
     ],
 )
 def test_a_malformed_body_is_422_with_the_reason(server, run, content, says):

@@ -1,6 +1,7 @@
 """What a real server does with connections that send nothing, or half a request."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -62,6 +63,20 @@ def test_a_request_that_does_not_arrive_whole_is_told_so_and_its_connection_ends
         head, _, body = all_of(connection).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert json.loads(body)["error"]["code"] == "request_timeout"
+
+
+def test_a_head_that_comes_byte_by_byte_has_no_more_time_than_any(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\n")
+        began = time.monotonic()
+        received = b""
+        connection.settimeout(LIMIT_S / 5)
+        while not received and time.monotonic() < began + 60:
+            with contextlib.suppress(TimeoutError):
+                received = connection.recv(4096)
+            if not received:
+                connection.sendall(b"X: y\r\n")
+        assert received.startswith(b"HTTP/1.1 408 ")
 
 
 def test_half_a_request_behind_a_whole_one_ends_too(port: int) -> None:
