@@ -9,11 +9,15 @@ A bad file gives a result with its reason and never stops its neighbours.
 import hashlib
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from retrieval.catalog import Catalog
+from retrieval.catalog_reader import StoredVersion
 from retrieval.catalog_writer import CatalogWriter, NewVersion, TextVectors
 from retrieval.chunking import REVISION, chunk_document, indexed_text
 from retrieval.embeddings import PassageEmbedder
@@ -25,6 +29,9 @@ from retrieval.sentence_vectors import embed_sentences
 # Texts embedded between two commits: what a broken-off ingest loses at most.
 EMBED_BATCH = 128
 _MAX_NAME_CHARS = 255
+# What Python makes of bytes of a file's name that are not UTF-8, and what marks them.
+_UNDECODED = re.compile("[\udc80-\udcff]")
+_NO_TEXT = "\ufffd"
 
 # Called with the number of texts embedded so far, and in all.
 Embedded = Callable[[int, int], None]
@@ -55,16 +62,18 @@ class _Order:
 def find_files(paths: Iterable[Path], relative_to: Path | None = None) -> Iterator[FoundFile]:
     """The files that `paths` name, folders walked in order of names; each file once.
 
-    Hidden files and folders inside a folder are passed over. A link inside a folder that leads out of it is refused.
+    Hidden files and folders inside a folder are passed over. Links inside a folder that lead out of it, to a file or
+    a folder, are refused.
     Sources are absolute paths, so that two folders' `readme.md` stay two documents; relative ones where `relative_to`
     is given and the file lies below it.
     """
     seen: set[Path] = set()
     for path in paths:
         for file, refused in _walk(Path(path)):
-            resolved = file.resolve()
-            if resolved not in seen:
-                seen.add(resolved)
+            # A link that is refused does not stand for its target, which may be named itself.
+            identity = _target(file) if refused is None else Path(os.path.abspath(file))
+            if identity not in seen:
+                seen.add(identity)
                 yield FoundFile(file, source_of(file, relative_to), refused)
 
 
@@ -75,12 +84,22 @@ def _walk(path: Path) -> Iterator[tuple[Path, str | None]]:
     root = path.resolve()
     for folder, folders, files in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(name for name in files if not name.startswith(".")):
+        # `os.walk` follows no link to a folder: what it leads to is taken in where it lies, or is not meant.
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in (*links, *sorted(name for name in files if not name.startswith("."))):
             file = Path(folder, name)
-            if file.is_symlink() and not file.resolve().is_relative_to(root):
-                yield file, f"a link out of the folder {path}: ingest its target itself if you mean it"
-            else:
+            if file.is_symlink() and not _target(file).is_relative_to(root):
+                yield file, f"a link out of the folder {shown_path(path)}: ingest its target itself if you mean it"
+            elif name not in links:
                 yield file, None
+
+
+def _target(path: Path) -> Path:
+    """Where a path leads; itself where links lead in a circle."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return Path(os.path.abspath(path))
 
 
 def source_of(path: Path, relative_to: Path | None = None) -> str:
@@ -88,8 +107,16 @@ def source_of(path: Path, relative_to: Path | None = None) -> str:
     shown = Path(os.path.abspath(path))
     if relative_to is not None and shown.is_relative_to(base := Path(os.path.abspath(relative_to))):
         shown = shown.relative_to(base)
-    # A file name is bytes; what is not UTF-8 in it is shown as replacement characters.
-    return os.fsencode(shown.as_posix()).decode("utf-8", "replace")
+    return shown_path(shown.as_posix())
+
+
+def shown_path(path: Path | str) -> str:
+    """A path as text, another for each path. Names of files are bytes: what is not UTF-8 is marked, in hexadecimal.
+
+    b"caf\\xe9" is "caf\ufffde9". A name that has the mark itself has it twice.
+    """
+    text = os.fspath(path).replace(_NO_TEXT, 2 * _NO_TEXT)
+    return _UNDECODED.sub(lambda match: f"{_NO_TEXT}{ord(match[0]) - 0xDC00:02x}", text)
 
 
 def display_name(name: str) -> str:
@@ -129,7 +156,7 @@ class Ingestor:
         `embedded` is called with the number of texts embedded so far and in all, after each batch. `private` marks the
         document (under PRIVATE_KEY in its metadata) or takes the mark away; None leaves it as it is.
         """
-        shown = os.fsencode(path).decode("utf-8", "replace")
+        shown = shown_path(path)
 
         def read() -> tuple[str, bytes]:
             return source.rpartition("/")[2], _read(path)
@@ -169,12 +196,9 @@ class Ingestor:
         content_hash = hashlib.sha256(data).hexdigest()
         with self._catalog.reading() as reader:
             stored = reader.stored_version(order.owner, order.collection, source)
-        was_private = stored is not None and stored.is_marked_private
-        private = was_private if order.private is None else order.private
-        is_known = stored is not None and (stored.content_hash, stored.revision) == (content_hash, REVISION)
-        if stored is not None and is_known and private == was_private and not order.again:
+        if stored is not None and _is_same(stored, content_hash, order):
             self._keep_original(content_hash, data)
-            return IngestResult(shown, "unchanged", stored.document_id, stored.num_chunks, stored.num_pages, None)
+            return _unchanged(shown, stored)
         document = load(name, data)
         chunks = chunk_document(document, self._embedder.count_tokens, self._embedder.max_tokens)
         if not chunks:
@@ -189,13 +213,22 @@ class Ingestor:
             num_pages=document.num_pages,
             chunks=chunks,
             digests=[text_digest(text) for text in texts],
-            metadata={**document.metadata, PRIVATE_KEY: True} if private else document.metadata,
+            metadata=document.metadata,
         )
-        with self._catalog.originals.adding(content_hash, data) as keep:
-            ids = self.put(order.owner, order.collection, [new], texts, order.embedded, keep)
-        return IngestResult(
-            shown, "added" if stored is None else "updated", ids[0], len(chunks), new.num_pages, document.notice
-        )
+        with (
+            self._catalog.originals.adding(content_hash, data) as keep,
+            self._writing_with_vectors(texts, order.embedded) as writer,
+        ):
+            # Another writer may have put it in meanwhile.
+            stored = writer.stored_version(order.owner, order.collection, source)
+            if stored is not None and _is_same(stored, content_hash, order):
+                return _unchanged(shown, stored)
+            if _becomes_private(stored, order):
+                new = replace(new, metadata={**new.metadata, PRIVATE_KEY: True})
+            (document_id,) = self._put_all(writer, order.owner, order.collection, [new])
+            keep()
+        status: Literal["added", "updated"] = "added" if stored is None else "updated"
+        return IngestResult(shown, status, document_id, len(chunks), new.num_pages, document.notice)
 
     def _keep_original(self, content_hash: str, data: bytes) -> None:
         """Keeps the file of a document that was taken in when files were not kept."""
@@ -210,13 +243,16 @@ class Ingestor:
         collection: str,
         versions: Sequence[NewVersion],
         texts: Sequence[str],
-        embedded: Embedded | None = None,
-        keep: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """Stores new versions, all or none, and returns their documents' ids; `keep` is called in their transaction.
+        """Stores new versions, all or none, and returns their documents' ids. `texts`: those of all their chunks."""
+        with self._writing_with_vectors(texts, None) as writer:
+            return self._put_all(writer, owner, collection, versions)
 
-        `texts` are the embedded texts of all their chunks. They are embedded first, in batches of their own, so that
-        no other writer waits for the model.
+    @contextmanager
+    def _writing_with_vectors(self, texts: Sequence[str], embedded: Embedded | None) -> Iterator[CatalogWriter]:
+        """A write transaction in which the vectors of these texts are there.
+
+        They are embedded first, in batches of their own, so that no other writer waits for the model.
         """
         by_digest = {text_digest(text): text for text in texts}
         while True:
@@ -224,11 +260,9 @@ class Ingestor:
             with self._catalog.writing() as writer:
                 self._catalog.require_embedder(writer, self._embedder)
                 # Another writer may have deleted the last other user of a vector since.
-                if len(writer.stored_vectors(list(by_digest))) < len(by_digest):
-                    continue
-                ids = self._put_all(writer, owner, collection, versions)
-                keep()
-                return ids
+                if len(writer.stored_vectors(list(by_digest))) == len(by_digest):
+                    yield writer
+                    return
 
     @staticmethod
     def _put_all(writer: CatalogWriter, owner: str, collection: str, versions: Sequence[NewVersion]) -> list[str]:
@@ -251,6 +285,20 @@ class Ingestor:
                 writer.add_vectors(rows)
             if embedded is not None:
                 embedded(start + len(batch), len(missing))
+
+
+def _becomes_private(stored: StoredVersion | None, order: _Order) -> bool:
+    return (stored is not None and stored.is_marked_private) if order.private is None else order.private
+
+
+def _is_same(stored: StoredVersion, content_hash: str, order: _Order) -> bool:
+    """Whether an ingest would change nothing of what is stored."""
+    is_known = (stored.content_hash, stored.revision) == (content_hash, REVISION)
+    return is_known and not order.again and _becomes_private(stored, order) == stored.is_marked_private
+
+
+def _unchanged(shown: str, stored: StoredVersion) -> IngestResult:
+    return IngestResult(shown, "unchanged", stored.document_id, stored.num_chunks, stored.num_pages, None)
 
 
 def text_vectors(embedder: PassageEmbedder, texts: Sequence[tuple[bytes, str]]) -> dict[bytes, TextVectors]:

@@ -20,7 +20,7 @@ from retrieval.chunking import indexed_text
 from retrieval.embeddings import PassageEmbedder
 from retrieval.errors import InvalidArgumentError
 from retrieval.hybrid import QueryForm, Reach, hybrid_search
-from retrieval.ingest import Embedded, Ingestor, display_name, find_files, source_of
+from retrieval.ingest import Embedded, Ingestor, display_name, find_files, shown_path, source_of
 from retrieval.loaders import SUPPORTED_EXTENSIONS
 from retrieval.question_kind import wording_shares
 from retrieval.records import CollectionInfo, DocumentInfo, Filter, IngestResult, Passage, Section, Visibility
@@ -217,7 +217,7 @@ class KnowledgeBase:
         try:
             for found in find_files([Path(path) for path in paths], relative_to):
                 if found.refused is not None:
-                    result = IngestResult(str(found.path), "failed", None, 0, 0, found.refused)
+                    result = IngestResult(shown_path(found.path), "failed", None, 0, 0, found.refused)
                 else:
                     embedded = None if embedding is None else partial(embedding, found.path)
                     result = self.ingestor.ingest(

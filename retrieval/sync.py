@@ -12,7 +12,7 @@ from threading import Event
 from watchfiles import watch
 
 from retrieval.errors import FetchError, InvalidArgumentError, LoadError
-from retrieval.ingest import find_files, source_of
+from retrieval.ingest import find_files, shown_path, source_of
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.records import IngestResult
 from retrieval.web import fetch, normal_url
@@ -50,14 +50,14 @@ def sync_folder(
         for document in knowledge_base.documents(collection, owner)
         if document.source.startswith(below)
     }
-    if stored and not found and not allow_empty:
+    if stored and all(file.refused is not None for file in found) and not allow_empty:
         raise InvalidArgumentError(
             "folder",
             f"{folder} is empty, and {len(stored)} documents of it are in the store: is a drive not mounted? "
             "Nothing was changed; add --even-if-empty to drop them",
         )
     wanted = [file for file in found if only is None or file.path in only]
-    results = [_failed(str(file.path), file.refused) for file in wanted if file.refused is not None]
+    results = [_failed(shown_path(file.path), file.refused) for file in wanted if file.refused is not None]
     for result in results:
         _tell(progress, result)
     if readable := [file.path for file in wanted if file.refused is None]:
@@ -65,7 +65,13 @@ def sync_folder(
             readable, collection=collection, owner=owner, progress=progress, embedding=embedding
         )
     present = {file.source for file in found}
-    gone = {source: document_id for source, document_id in stored.items() if source not in present}
+    # A folder that became a link is not looked into: what there was below it stays, as with a file that cannot be read.
+    unseen = tuple(os.path.join(file.source, "") for file in found if file.refused is not None)
+    gone = {
+        source: document_id
+        for source, document_id in stored.items()
+        if source not in present and not source.startswith(unseen)
+    }
     return results + _removed(knowledge_base, gone, owner, progress)
 
 
@@ -140,6 +146,7 @@ def _files_at(changed: Iterable[Path]) -> set[Path]:
     """The changed files, with all that lie in a changed folder (one that was moved here changes as a whole)."""
     files: set[Path] = set()
     for path in changed:
+        files.add(path)
         files.update(file.path for file in find_files([path]))
     return files
 

@@ -179,18 +179,39 @@ def test_a_link_out_of_the_folder_is_refused_and_one_within_is_the_same_file(
     (tmp_path / "inside/b.md").symlink_to(secret)
     (tmp_path / "inside/c.md").symlink_to(tmp_path / "inside/a.md")
     (tmp_path / "inside/loop").symlink_to(tmp_path / "inside")
+    (tmp_path / "inside/circle").symlink_to(tmp_path / "inside/circle")
+    (tmp_path / "inside/folder").symlink_to(tmp_path / "outside")
     results = knowledge_base.ingest_paths([tmp_path / "inside"])
-    assert [(Path(result.path).name, result.status) for result in results] == [("a.md", "added"), ("b.md", "failed")]
-    assert "a link out of the folder" in (results[1].reason or "")
+    told = {Path(result.path).name: result for result in results}
+    assert {name: result.status for name, result in told.items()} == {
+        "a.md": "added",
+        "b.md": "failed",
+        "folder": "failed",
+        "circle": "failed",
+    }
+    assert all("a link out of the folder" in (told[name].reason or "") for name in ("b.md", "folder"))
+
+
+def test_what_a_refused_link_leads_to_may_be_named_itself(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
+    secret = write(tmp_path, "outside/notes.md", "not so secret")
+    write(tmp_path, "inside/a.md", "visible")
+    (tmp_path / "inside/b.md").symlink_to(secret)
+    results = knowledge_base.ingest_paths([tmp_path / "inside", secret])
+    assert [result.status for result in results] == ["added", "failed", "added"]
 
 
 def test_a_file_name_that_is_not_utf_8_is_taken_in(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path) + b"/caf\xe9.txt"
-    with open(path, "wb") as file:
-        file.write(b"Some text.")
-    (result,) = knowledge_base.ingest_paths([os.fsdecode(path)])
-    assert result.status == "added"
-    assert knowledge_base.documents()[0].source == f"{tmp_path}/caf\ufffd.txt"
+    folder = tmp_path / "names"
+    folder.mkdir()
+    for name in (b"caf\xe9.txt", b"caf\xe8.txt", "caf\ufffde9.txt".encode()):
+        with open(os.fsencode(folder) + b"/" + name, "wb") as file:
+            file.write(b"Some text.")
+    assert [result.status for result in knowledge_base.ingest_paths([folder])] == ["added"] * 3
+    assert sorted(document.source for document in knowledge_base.documents()) == [
+        f"{folder}/caf\ufffde8.txt",
+        f"{folder}/caf\ufffde9.txt",
+        f"{folder}/caf\ufffd\ufffde9.txt",
+    ]
 
 
 def test_a_full_disk_is_a_reason_and_what_was_in_stays(knowledge_base: KnowledgeBase, tmp_path: Path) -> None:

@@ -45,6 +45,16 @@ def test_changed_in_vanished_out_unchanged_skipped(knowledge_base: KnowledgeBase
     assert "Text of deep/c.md." in {passage.text for passage in knowledge_base.search("text", k=9)}
 
 
+def test_a_folder_that_became_a_link_keeps_its_documents(
+    knowledge_base: KnowledgeBase, folder: Path, tmp_path: Path
+) -> None:
+    sync_folder(knowledge_base, folder)
+    (folder / "deep").rename(tmp_path / "elsewhere")
+    (folder / "deep").symlink_to(tmp_path / "elsewhere")
+    assert outcomes(sync_folder(knowledge_base, folder)) == {"a.md": "unchanged", "b.md": "unchanged", "deep": "failed"}
+    assert len(knowledge_base.documents()) == 3
+
+
 def test_an_empty_or_missing_folder_drops_nothing_unless_asked(knowledge_base: KnowledgeBase, folder: Path) -> None:
     sync_folder(knowledge_base, folder)
     with pytest.raises(InvalidArgumentError, match="is not a folder"):
