@@ -8,6 +8,8 @@ A sentence's score is the sum of
     0.2        where it has what is asked for: a number, a time, a name that is not in the question, a meaning
     0.2 x      the score of its passage
     0.2        where it speaks of the very day of the week that the question does; -0.3 where of other days only
+    -0.2       where it is a title rather than a sentence
+    -4         where it is about something else (`retrieval/near_misses.py`), which does not count as an answer either
 
 Coverage and cosine are both shares between 0 and 1, so they need no scaling to one another, and neither depends on how
 long the question is or how rare its words are. The other weights are round and small: they decide between near ties.
@@ -23,16 +25,17 @@ import numpy as np
 
 from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
-from retrieval.facts import name_keys, names, numbers
+from retrieval.facts import numbers
 from retrieval.language import FUNCTION_WORDS, UNKNOWN, function_words, language_among, language_of
-from retrieval.omissions import is_attribution, is_condition
+from retrieval.near_misses import NearMisses
 from retrieval.overview import leads, overview_topic
 from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
-from retrieval.sentence_pieces import QUESTION_MARKS, pieces_of
+from retrieval.sentence_pieces import QUESTION_MARKS
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
-from retrieval.statements import statements
+from retrieval.statements import Statement, statements
+from retrieval.trimming import trimmed
 from retrieval.words import terms
 
 TermWeights = Callable[[Collection[str]], Mapping[str, float]]
@@ -45,6 +48,9 @@ KIND_WEIGHT = 0.2
 PASSAGE_WEIGHT = 0.2
 SAME_DAY_WEIGHT = 0.2
 OTHER_DAYS_WEIGHT = 0.3
+TITLE_WEIGHT = 0.2
+# More than there is to be had: what is about something else comes last.
+NEAR_MISS = 4.0
 
 # Least strength that counts as an answer. `python -m benchmarks.answers` prints what is kept and refused on each set,
 # and what would be at the threshold that the other sets teach.
@@ -54,7 +60,7 @@ ANSWERABLE = 0.75
 ANSWERABLE_COSINE = 0.35
 
 # What is left of it where the question names what no passage does: they are about something like it.
-UNKNOWN_NAME = 0.9
+UNKNOWN_NAME = 0.75
 
 # Embedding is what costs time here: only so many sentences are, those that share the most words with the question.
 MAX_EMBEDDED = 40
@@ -72,18 +78,13 @@ UNRELATED = (
 MOST_QUOTES = 2
 # A second sentence is quoted where it is nearly as good as the first: a difference like this is within the noise.
 NEAR_TIE = 0.1
-# Sentences up to this length are quoted whole. Longer ones lose the clauses at their ends that the question does not
-# touch, but for one beside those that it does: there the answer may stand. Where it is known what is asked for, half
-# this length is enough, and the clauses that the question touches, if they hold such a thing.
-WHOLE_WORDS = 30
-# A table's row has its answer in a cell that the question need not name.
-ROW_WORDS = 60
-_LEAST_CELLS = 2
 # An introduction ("You need:") is quoted with what it introduces, up to this many words.
 LIST_WORDS = 45
 
 # A reply so short ("No.") is quoted with the question that it answers.
 _MOST_REPLY_WORDS = 8
+_MOST_TITLE_WORDS = 12
+_SENTENCE_ENDS = (*".!?:…。！？।؟;", '"', "”", "»", ")", "*", "_", "`")
 _CLOSING = " *_`'\"”’»)]"
 # A letter and three figures at least, as in "E12345" or "INV-2024-7": what has such a name is meant, and nothing else.
 _IDENTIFIER = re.compile(
@@ -92,7 +93,6 @@ _IDENTIFIER = re.compile(
 
 _CODE = re.compile(r"\w\(\S*\)|^(?:import|from|def|class|return)\s+\w+(?:\.\w+)*(?:\s+(?:as|import)\b|$)|^\w+ = ")
 _SMALL_WORDS = frozenset(FUNCTION_WORDS)
-_CLAUSE = re.compile(r"(?<=[,;:—])\s+|\s+(?=\()|(?<=\))\s+|\s+[–-]\s+")
 _JOINED_NAME = re.compile(r"\b[A-Z]*[a-z]{2,}(?:[A-Z]+[a-z]{2,})+\b")
 _NAME_PART = re.compile(r"[A-Z]*[a-z]+")
 _ITEM = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z][.)])\s")
@@ -166,14 +166,23 @@ def rank_sentences(
         [[form.coverage(own | near.context) for own, near in zip(words, found, strict=True)] for form in forms]
     )
     cosine = _cosines([form.text for form in forms], texts, np.average(in_context, axis=0, weights=shares), embed)
-    subject = subject_of(asked)
+    defined = subject_of(asked)
     fits = np.array(
-        [bool(candidates(kind, text, asked)) or tells_meaning(text, subject) for text in texts], dtype=np.float64
+        [bool(candidates(kind, text, asked)) or tells_meaning(text, defined) for text in texts], dtype=np.float64
     )
     passage_scores = np.array([passages[candidate.passage].score for candidate in found])
     scores = np.average(coverage + cosine + CONTEXT_WEIGHT * (in_context - coverage), axis=0, weights=shares)
     days = np.array([_days_fit(text, asked) for text in texts], dtype=np.float64)
-    scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores + days
+    titles = np.array([candidate.is_title for candidate in found], dtype=np.float64)
+    scores += KIND_WEIGHT * fits + PASSAGE_WEIGHT * passage_scores + days - TITLE_WEIGHT * titles
+    topic, is_translated = topic_terms(asked), _in_another_language(asked, passages)
+    subject = NearMisses.of(asked, frozenset() if is_translated else topic, passages)
+    misses = np.array(
+        [subject.is_missed(near.text, passages[near.passage].place, is_row=near.is_row) for near in found]
+    )
+    if _asks_for_more(questions, topic) and kind is not QuestionKind.OTHER:
+        misses |= fits == 0  # what was said before is no reason, and no time
+    scores -= NEAR_MISS * misses
     ranked = tuple(
         Evidence(found[row].passage, found[row].index, found[row].text, float(scores[row]))
         for row in np.argsort(-scores, kind="stable")
@@ -181,17 +190,16 @@ def rank_sentences(
     # Of a question that stands alone nothing but itself says whether it is answered: passages found for the question
     # before it would answer that one again, whatever is asked. So too where what a follow-up adds ("and in Berlin?")
     # is in no passage.
-    topic = topic_terms(asked)
     adds_unknown = bool(topic) and all(
         topic.isdisjoint(own | near.context) for own, near in zip(words, found, strict=True)
     )
     counted_forms = slice(1 if adds_unknown or stands_alone(asked) else None)
-    strength = float((in_context + cosine)[counted_forms].max())
-    if _in_another_language(asked, passages):
+    strength = float(((in_context + cosine) * ~misses)[counted_forms].max())
+    if is_translated:
         # Words cannot cover it, and their absence says nothing. Code is in no language, and near to any question.
-        told = np.array([_CODE.search(text) is None for text in texts])
+        told = np.array([_CODE.search(text) is None for text in texts]) & ~misses
         strength = max(strength, float((cosine[counted_forms] * told).max()) / ANSWERABLE_COSINE * ANSWERABLE)
-    elif _unknown_names(asked, passages):
+    elif subject.unknown:
         strength *= UNKNOWN_NAME
     if ranked and (named := _identifiers(asked)) and named <= _identifiers(ranked[0].text):
         strength = max(strength, ANSWERABLE)
@@ -240,34 +248,6 @@ def beside(evidence: Evidence, passage: Passage) -> list[str]:
     return [shown[evidence.index + step] for step in (-1, 1, 2) if evidence.index + step in shown]
 
 
-def trimmed(sentence: str, question: str, kind: QuestionKind) -> str:
-    """A long sentence without the clauses at its ends that have nothing to do with the question; "..." marks them."""
-    limit = WHOLE_WORDS if kind is QuestionKind.OTHER else WHOLE_WORDS // 2
-    if sentence.count("; ") >= _LEAST_CELLS:
-        limit = ROW_WORDS
-    if len(sentence.split()) <= limit:
-        return sentence
-    asked = frozenset(terms(question))
-    clauses = _clauses(sentence)
-    touched = [
-        number for number, (start, end) in enumerate(clauses) if not asked.isdisjoint(terms(sentence[start:end]))
-    ]
-    if not touched:
-        return sentence
-    pieces = [pieces_of(sentence[start:end]) for start, end in clauses]
-    conditions = {number for number, found in enumerate(pieces) if any(map(is_condition, found))}
-    attributions = {number for number, found in enumerate(pieces) if any(map(is_attribution, found))}
-    for beside in (1,) if kind is QuestionKind.OTHER else (0, 1):
-        first, last = max(0, touched[0] - beside), min(len(clauses) - 1, touched[-1] + beside)
-        # "If it rains, …", "…, except on Sundays"; "…, she said" is said of what it stands beside.
-        start = clauses[min({first} | conditions | attributions)][0]
-        end = clauses[max({last} | conditions | (attributions & {last + 1}))][1]
-        piece = sentence[start:end]
-        if kind is QuestionKind.OTHER or candidates(kind, piece, question):
-            return ("... " if start > 0 else "") + piece.rstrip(" ,;:—–-") + (" ..." if end < len(sentence) else "")
-    return sentence
-
-
 def retained(claim: str, source: str, question: str, weights: TermWeights) -> float:
     """The share of what `source` tells beyond the question that `claim` keeps, by weight of its words; 1 if nothing."""
     told = weights(frozenset(terms(source)) - frozenset(terms(question)))
@@ -280,7 +260,7 @@ def retained(claim: str, source: str, question: str, weights: TermWeights) -> fl
 class _Candidate:
     """A sentence, and the terms of what stands before it: the sentence before, title and headings.
 
-    `lead` introduces the list that it is an item of.
+    `lead` introduces the list that it is an item of; `is_title`: it stands alone, and is no sentence.
     """
 
     passage: int
@@ -288,6 +268,8 @@ class _Candidate:
     text: str
     context: frozenset[str]
     lead: str = ""
+    is_row: bool = False
+    is_title: bool = False
 
     @property
     def told(self) -> str:
@@ -329,8 +311,30 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
         # A question is answered by what follows it, be that "No.": it is no answer itself.
         asks = _asks(statement.text) and following is not None and not _asks(following.text)
         if (own or replies) and not asks:
-            yield _Candidate(number, statement.index, statement.text, place | before, leads.get(statement.index, ""))
+            yield _Candidate(
+                number,
+                statement.index,
+                statement.text,
+                place | before,
+                leads.get(statement.index, ""),
+                statement.is_row,
+                _is_title(statement, passage.text),
+            )
         before, replies = own, asks
+
+
+def _is_title(statement: Statement, text: str) -> bool:
+    """Whether it is a paragraph of its own and has no sentence's end; items of lists have none either."""
+    line = text[statement.start : statement.end].strip()
+    if statement.is_row or line.endswith(_SENTENCE_ENDS) or _ITEM.match(line) or len(line.split()) > _MOST_TITLE_WORDS:
+        return False
+    before, after = text[: statement.start].rstrip(" \t"), text[statement.end :].lstrip(" \t\r")
+    return (not before or before.endswith("\n\n")) and after.startswith("\n\n")
+
+
+def _asks_for_more(questions: Sequence[str], topic: frozenset[str]) -> bool:
+    """Whether a question only asks for something more of what went before: "Why?", "Since when?"."""
+    return len(questions) > 1 and not topic and bool(terms(" ".join(questions[1:])))
 
 
 def _leads(passage: Passage) -> dict[int, str]:
@@ -363,12 +367,6 @@ def _words(text: str) -> frozenset[str]:
             found.difference_update(terms(written))
             found.add(fact.key)
     return frozenset(found)
-
-
-def _unknown_names(question: str, passages: Sequence[Passage]) -> list[str]:
-    """The names in the question that stand nowhere in the passages, their titles and headings."""
-    known = set[str]().union(*(name_keys(f"{part.title} {part.heading or ''} {part.text}") for part in passages))
-    return [name.key for name in names(question) if name.key not in known and not known.issuperset(name.key.split("-"))]
 
 
 def _identifiers(text: str) -> frozenset[str]:
@@ -433,13 +431,3 @@ def _days_fit(text: str, question: str) -> float:
     if speaks_of_the_day(text, question):
         return SAME_DAY_WEIGHT
     return -OTHER_DAYS_WEIGHT if speaks_of_other_days(text, question) else 0.0
-
-
-def _clauses(sentence: str) -> list[tuple[int, int]]:
-    """Ranges of the clauses, by commas and their like."""
-    edges = [0]
-    ends = []
-    for match in _CLAUSE.finditer(sentence):
-        ends.append(match.start())
-        edges.append(match.end())
-    return list(zip(edges, [*ends, len(sentence)], strict=True))

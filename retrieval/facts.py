@@ -59,12 +59,26 @@ _NEGATIONS = frozenset(
 )
 _NEGATION_MARKS = re.compile(r"n['’]t\b|[不没沒無无未非勿]|ない|ません|なかっ|않|없|못")
 
+_REASONS = re.compile(
+    r"\b(?:because|since(?! +\d)|due to|owing to|thanks to|so that|in order to|therefore|as a result|"
+    r"caus(?:e[sd]?|ing)|reasons?|"
+    r"weil|denn|damit|wegen|aufgrund|deshalb|daher|gr(?:und|ünde)|"
+    r"parce qu|afin|en raison|à cause|grâce|raisons?|"
+    r"porque|debido|ya que|razón|razones|causa|perché|poiché|siccome|omdat|reden|"
+    r"потому|так как|из-за|причин\w*)\b|"
+    r"因为|因為|由于|由於|所以|原因|ため|から|때문|لأن|क्योंकि",
+    re.IGNORECASE,
+)
+
 
 @dataclass(frozen=True)
 class Fact:
-    """A number, a name or a word for a time in a text. `key` is its form for comparing, `start` and `end` its place."""
+    """A number, a name, or a word for a time or a reason in a text.
 
-    kind: Literal["number", "name", "time"]
+    `key` is its form for comparing, `start` and `end` its place.
+    """
+
+    kind: Literal["number", "name", "time", "reason"]
     key: str
     start: int
     end: int
@@ -126,6 +140,11 @@ def times(text: str) -> list[Fact]:
     ):
         found.append(Fact("time", fold(match.group()), match.start(), match.end()))
     return sorted(found, key=lambda fact: fact.start)
+
+
+def reasons(text: str) -> list[Fact]:
+    """What answers "why": words that begin a reason or a purpose, or say that there is one."""
+    return [Fact("reason", fold(match.group()), match.start(), match.end()) for match in _REASONS.finditer(text)]
 
 
 def number_keys(text: str) -> set[str]:

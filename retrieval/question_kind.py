@@ -11,7 +11,7 @@ from enum import StrEnum
 from bm25s import stopwords
 
 from retrieval.definitions import subject_of
-from retrieval.facts import Fact, names, numbers, times
+from retrieval.facts import Fact, names, numbers, reasons, times
 from retrieval.words import UNSPACED, fold, terms
 
 
@@ -19,6 +19,7 @@ class QuestionKind(StrEnum):
     NUMBER = "number"
     TIME = "time"
     NAME = "name"
+    REASON = "reason"
     OTHER = "other"
 
 
@@ -50,6 +51,14 @@ _WORDS: tuple[tuple[QuestionKind, tuple[str, ...]], ...] = (
             r"\b(?:what|which) (?:\w+ )?(?:location|person|man|woman|company|team|name)\b",
             r"\bwer\b|\bwen\b|\bwo\b|\bquien(?:es)?\b|\bdonde\b|\bqui\b|\bou\b|\bchi\b|\bdove\b|\bquem\b|\bonde\b|\bwie\b",
             r"\bwaar\b|\bкто\b|\bгде\b|谁|誰|哪里|哪裡|だれ|どこ|누구|어디|\bمن هو\b|\bأين\b|कौन|कहाँ",
+        ),
+    ),
+    (
+        QuestionKind.REASON,
+        (
+            r"^(?:and |but |so )?why\b|\bhow come\b|\b(?:what|which) (?:is|are|was|were)? ?(?:the )?reasons?\b",
+            r"\b(?:warum|wieso|weshalb)\b|\bpourquoi\b|\bpor que\b|\bperche\b|\bwaarom\b|\bпочему\b",
+            r"为什么|為什麼|为何|なぜ|どうして|왜|لماذا|\btai sao\b|क्यों",
         ),
     ),
 )
@@ -140,10 +149,18 @@ def _function_terms() -> frozenset[str]:
     return frozenset(terms(" ".join([_GOING_ON, *(word for words in lists for word in words)])))
 
 
+_FINDERS = {
+    QuestionKind.NUMBER: numbers,
+    QuestionKind.TIME: times,
+    QuestionKind.NAME: names,
+    QuestionKind.REASON: reasons,
+}
+
+
 def candidates(kind: QuestionKind, text: str, question: str = "") -> list[Fact]:
     """Places in `text` that could answer a question of that kind; what the question itself holds is no answer to it."""
     if kind is QuestionKind.OTHER:
         return []
-    find = {QuestionKind.NUMBER: numbers, QuestionKind.TIME: times, QuestionKind.NAME: names}[kind]
+    find = _FINDERS[kind]
     known = {fact.key for fact in find(question)} | ({fold(word) for word in question.split()} if question else set())
     return [fact for fact in find(text) if fact.key not in known]
