@@ -294,9 +294,11 @@ class CatalogReader:
 
 def _metadata_clause(key: str, allowed: Sequence[Any]) -> tuple[str, list[Any]]:
     """SQL, and what is bound in it, for: the version's metadata has, under `key`, one of these values."""
+    # What a file says of itself is kept as text: 3.2 is "3.2" there, and true is "true".
+    wanted = [*allowed, *(json.dumps(value) for value in allowed if isinstance(value, bool | int | float))]
     # json_each rather than a JSON path: a key may hold any character.
-    options = " OR ".join("value IS ?" for _ in allowed) or "FALSE"
-    return f"EXISTS (SELECT 1 FROM json_each(v.metadata) WHERE key = ? AND ({options}))", [key, *allowed]
+    options = " OR ".join("value IS ?" for _ in wanted) or "FALSE"
+    return f"EXISTS (SELECT 1 FROM json_each(v.metadata) WHERE key = ? AND ({options}))", [key, *wanted]
 
 
 def _is_scalar(value: object) -> bool:

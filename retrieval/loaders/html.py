@@ -4,6 +4,7 @@ What is struck out or hidden is not in the tree that is read (`html_tree`).
 """
 
 import re
+from itertools import zip_longest
 
 from bs4.element import Comment, NavigableString, PageElement, PreformattedString, Tag
 
@@ -171,10 +172,11 @@ def _is_data_table(node: Tag) -> bool:
 
 
 def _rows(node: Tag) -> list[list[str]]:
-    """The cells' texts. A cell that spans columns or rows stands in every place that it covers.
+    """The cells' texts, header rows as one. A cell that spans columns or rows stands in every place that it covers.
 
     Rows are cut at `_MAX_COLUMNS`: spans within spans make millions of cells out of a small page.
     """
+    heads: list[list[str]] = []
     rows: list[list[str]] = []
     hanging: dict[int, tuple[int, str]] = {}  # by column: rows still to come, and the text
     for row in node.find_all("tr"):
@@ -188,8 +190,18 @@ def _rows(node: Tag) -> list[list[str]]:
                 cells.append(text)
         _hang(cells, hanging)
         if any(cells):
-            rows.append(cells)
-    return rows
+            (rows if rows or not _is_head(row) else heads).append(cells)
+    return [*_one_head(heads), *rows]
+
+
+def _is_head(row: Tag) -> bool:
+    return row.find_parent("thead") is not None or row.find("td") is None
+
+
+def _one_head(heads: list[list[str]]) -> list[list[str]]:
+    """Header rows above each other as one: "2023" over "Revenue" is "2023 – Revenue"."""
+    columns = zip_longest(*heads, fillvalue="")
+    return [[" – ".join(dict.fromkeys(text for text in column if text)) for column in columns]] if heads else []
 
 
 def _hang(cells: list[str], hanging: dict[int, tuple[int, str]]) -> None:

@@ -419,6 +419,17 @@ def test_html_cells_that_span_stand_in_every_place_they_cover() -> None:
     ]
 
 
+@pytest.mark.parametrize("marked", [b"<thead>%s</thead><tbody>%s</tbody>", b"%s%s"])
+def test_html_header_rows_above_each_other_are_one(marked: bytes) -> None:
+    head = b"<tr><th rowspan=2>Region</th><th colspan=2>2023</th></tr><tr><th>Revenue</th><th>Staff</th></tr>"
+    page = b"<table>" + marked % (head, b"<tr><th>North</th><td>5</td><td>9</td></tr>") + b"</table>"
+    assert found("a.html", page)[0][0].split("\n") == [
+        "| Region | 2023 \u2013 Revenue | 2023 \u2013 Staff |",
+        "| --- | --- | --- |",
+        "| North | 5 | 9 |",
+    ]
+
+
 def test_html_tables_of_spans_within_spans_take_no_time() -> None:
     bomb = b"<table>" + b"<tr><td rowspan=50 colspan=50>x</td></tr>" * 500 + b"</table>"
     assert found("a.html", bomb)

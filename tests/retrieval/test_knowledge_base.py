@@ -67,6 +67,14 @@ def test_what_a_search_may_find_is_told_before_it_is_made(filled: KnowledgeBase)
     assert not may_find(collections=["fillers", "manual"])
 
 
+@pytest.mark.parametrize("version", [3.2, "3.2", (3.1, 3.2)])
+def test_a_filter_finds_what_a_file_says_of_itself_as_number_or_text(filled: KnowledgeBase, version: Any) -> None:
+    filled.ingest_bytes(b"---\nversion: 3.2\n---\nThe pump runs at night.", "pump.md", "pump.md", collection="notes")
+    found = filled.search("pump", where=Filter(metadata={"version": version}))
+    assert [passage.text for passage in found] == ["The pump runs at night."]
+    assert filled.search("pump", where=Filter(metadata={"version": 3})) == []
+
+
 def test_scores_fall_and_stay_within_0_and_1(filled: KnowledgeBase) -> None:
     scores = [passage.score for passage in filled.search("cache blocks", k=15)]
     assert len(scores) == 15
