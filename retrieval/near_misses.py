@@ -6,15 +6,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from retrieval.facts import name_keys, names
+from retrieval.question_kind import topic_terms
 from retrieval.records import Passage
 from retrieval.words import terms
 
 # What a spelling must share with another to be meant by it: "Maastrich", "Maastricht".
-_ALIKE = 0.8
-_LEAST_CHARS = 5
+_ALIKE = 0.75
+_LEAST_CHARS = 4
 # As long a beginning makes two words of one stem: "Californian", "California".
 _STEM_CHARS = 4
 _ENDING_CHARS = 3
+_CAPITALS = re.compile(r"\b[A-Z]\w+(?: (?:of |for |and )?[A-Z]\w+)+")
 _YEAR = re.compile(r"(?<!\w)(?<!\d[.,])(?<![^\W\d]-)(?:1[5-9]|20)\d\d(?!\w|[.,]\d)")
 
 
@@ -49,13 +51,24 @@ class NearMisses:
 
 def unknown_names(question: str, passages: Sequence[Passage]) -> list[str]:
     """The names in the question that stand nowhere in the passages, their titles and headings, however inflected."""
-    known = set[str]().union(*(name_keys(f"{part.title} {part.heading or ''} {part.text}") for part in passages))
+    texts = [f"{part.title} {part.heading or ''} {part.text}" for part in passages]
+    known = set[str]().union(*(name_keys(text) for text in texts), *(_acronyms(text) for text in texts))
     stems = frozenset(term for key in known for term in terms(key))
     return [
         name.key
         for name in names(question)
-        if name.key not in known and not all(_is_meant(part, known, stems) for part in name.key.split("-"))
+        if name.key not in known
+        and topic_terms(name.key)  # "WHy", and the "What" of "What South African"
+        and not all(_is_meant(part, known, stems) for part in name.key.split("-"))
     ]
+
+
+def _acronyms(text: str) -> set[str]:
+    """What words with capitals that follow each other may be called: "American Automobile Association", "aaa"."""
+    initials = (
+        "".join(word[0] for word in match.group().split() if word[0].isupper()) for match in _CAPITALS.finditer(text)
+    )
+    return {name.casefold() for letters in initials for name in (letters, letters[1:])}  # without "The"
 
 
 def _is_meant(name: str, known: Collection[str], stems: frozenset[str]) -> bool:

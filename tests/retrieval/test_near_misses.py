@@ -90,10 +90,14 @@ def test_whose_year_it_is(text, place, speaks):
         ("What does the Hamburger office pay?", []),
         ("When was the Maastrich Treaty signed?", []),
         ("Were the Normans and Catholic towns there?", []),
+        ("What percentage did the AAA report, and the BBC?", ["bbc"]),
+        ("WHy did the Norman towns sign?", []),
+        ("What Norman towns signed?", []),
     ],
 )
 def test_names_are_known_however_they_are_inflected_or_misspelt(question, unknown):
-    text = "The Hamburg office signed the Maastricht treaty. Norman towns had Catholics."
+    text = "The Hamburg office signed the Maastricht treaty. Norman towns had Catholics. "
+    text += "The American Automobile Association was there."
     assert unknown_names(question, [passage(text)]) == unknown
 
 
