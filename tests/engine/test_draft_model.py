@@ -85,9 +85,11 @@ def test_drafts_are_the_draft_models_own_greedy_tokens_however_many_each_request
     tiny_folder: Path, other_folder: Path
 ) -> None:
     """Whatever is beside them: a round's tokens are the next one's inputs without the host having seen them."""
-    expected = [own.token_ids for own in run(make_exact(other_folder), TINY_PROMPTS[:3], GREEDY)]
+    # Two tokens after one of the other prompts have the same logit in bfloat16; which comes first depends on the CPU.
+    prompts = TINY_PROMPTS[3:6]
+    expected = [own.token_ids for own in run(make_exact(other_folder), prompts, GREEDY)]
     engine = make_exact(tiny_folder, speculation="draft", draft_model=other_folder, max_num_batched_tokens=64)
-    requests = [engine.make_requests(prompt, GREEDY)[0] for prompt in TINY_PROMPTS[:3]]
+    requests = [engine.make_requests(prompt, GREEDY)[0] for prompt in prompts]
     for request, answer in zip(requests, expected, strict=True):
         request.block_table = [engine.kv_cache.pool.allocate() for _ in range(12)]
         request.append(answer[0])
