@@ -8,8 +8,9 @@ A sentence's score is the sum of
     0.2        where it has what is asked for: a number, a time, a name that is not in the question, a meaning
     0.2 x      the score of its passage
     0.2        where it speaks of the very day of the week that the question does; -0.3 where of other days only
-    -0.2       where it is a title rather than a sentence
-    -4         where it is about something else (`retrieval/near_misses.py`), which does not count as an answer either
+    -0.4       where it is a title rather than a sentence
+    -4         where it is about something else (`retrieval/near_misses.py`), or no sentence and only words of the
+               question ("Cost", "Best wishes, Ines"), which does not count as an answer either
 
 Coverage and cosine are both shares between 0 and 1, so they need no scaling to one another, and neither depends on how
 long the question is or how rare its words are. The other weights are round and small: they decide between near ties.
@@ -48,7 +49,7 @@ KIND_WEIGHT = 0.2
 PASSAGE_WEIGHT = 0.2
 SAME_DAY_WEIGHT = 0.2
 OTHER_DAYS_WEIGHT = 0.3
-TITLE_WEIGHT = 0.2
+TITLE_WEIGHT = 0.4
 # More than there is to be had: what is about something else comes last.
 NEAR_MISS = 4.0
 
@@ -96,6 +97,7 @@ _SMALL_WORDS = frozenset(FUNCTION_WORDS)
 _JOINED_NAME = re.compile(r"\b[A-Z]*[a-z]{2,}(?:[A-Z]+[a-z]{2,})+\b")
 _NAME_PART = re.compile(r"[A-Z]*[a-z]+")
 _ITEM = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z][.)])\s")
+_NUMBERED = re.compile(r"\d{1,3}[.)]\s")
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def rank_sentences(
     misses = np.array(
         [subject.is_missed(near.text, passages[near.passage].place, is_row=near.is_row) for near in found]
     )
+    misses |= np.array([_repeats(near, own, forms[0]) for near, own in zip(found, words, strict=True)])
     if _asks_for_more(questions, topic) and kind is not QuestionKind.OTHER:
         misses |= fits == 0  # what was said before is no reason, and no time
     scores -= NEAR_MISS * misses
@@ -324,12 +327,24 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
 
 
 def _is_title(statement: Statement, text: str) -> bool:
-    """Whether it is a paragraph of its own and has no sentence's end; items of lists have none either."""
+    """Whether it is a paragraph of its own, or a number with a few words above one, and has no sentence's end.
+
+    Items of lists have none either, but stand among items.
+    """
     line = text[statement.start : statement.end].strip()
-    if statement.is_row or line.endswith(_SENTENCE_ENDS) or _ITEM.match(line) or len(line.split()) > _MOST_TITLE_WORDS:
+    if statement.is_row or line.endswith(_SENTENCE_ENDS) or len(line.split()) > _MOST_TITLE_WORDS:
         return False
     before, after = text[: statement.start].rstrip(" \t"), text[statement.end :].lstrip(" \t\r")
-    return (not before or before.endswith("\n\n")) and after.startswith("\n\n")
+    if before and not before.endswith("\n\n"):
+        return False
+    if _NUMBERED.match(line):
+        return after.startswith("\n") and bool(after.strip()) and not _ITEM.match(after.lstrip())
+    return after.startswith("\n\n") and not _ITEM.match(line)
+
+
+def _repeats(candidate: _Candidate, words: frozenset[str], asked: "_Form") -> bool:
+    """Whether it is no sentence, and holds words of the question only."""
+    return bool(words) and words <= asked.weights.keys() and not candidate.text.endswith(_SENTENCE_ENDS)
 
 
 def _asks_for_more(questions: Sequence[str], topic: frozenset[str]) -> bool:

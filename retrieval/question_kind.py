@@ -30,6 +30,8 @@ _WORDS: tuple[tuple[QuestionKind, tuple[str, ...]], ...] = (
             r"\bhow (?:many|much|few|old|far|long|often|big|large|tall|high|fast|deep|wide|heavy)\b",
             r"\bhow \w+ (?:many|much)\b",
             r"\b(?:what|which) (?:\w+ )?(?:percent|percentage|number|amount|fraction|share|proportion|price|cost)\b",
+            r"\bwhat (?:is|are|was|were) (?:the |our |my )?(?:\w+ )?(?:price|cost|fee|fare|rent|salary|wage)s?\b",
+            r"\bwhat (?:do|does|did|will|would) .*\bcost\b|\bwas kostet\b|\bwas kosten\b",
             r"\bwie ?viele?\b|\bwie (?:lange|oft|hoch|gross)\b|\bcuant[oa]s?\b|\bcombien\b|\bquant[oiae]s?\b",
             r"\bhoeveel\b|\bсколько\b|多少|几个|幾個|几年|いくつ|いくら|何人|何個|얼마|몇|\bكم\b|\bbao nhieu\b|कितन",
         ),
@@ -65,7 +67,7 @@ _WORDS: tuple[tuple[QuestionKind, tuple[str, ...]], ...] = (
 # "Do I get paid when I quit?" asks whether, and its "when" asks nothing.
 _ASKS_WHETHER = re.compile(
     r"(?:(?:and|so|but|or|then|also) )*(?:do|does|did|can|could|may|might|is|are|was|were|will|would|should|shall|must|"
-    r"have|has|had|am)(?:n['’]t)?\b"
+    r"have|has|had|am)(?:n['’]t)?\b(?! kostet?n?\b)"  # "Was kostet" is German
 )
 # Words that stand for something said before, and openings that go on from it; after folding.
 _REFERS = re.compile(

@@ -253,7 +253,8 @@ def test_a_long_sentence_loses_clauses_that_the_question_does_not_touch():
     [
         ("How many days?", "number"), ("What year was it?", "time"), ("When?", "time"), ("Who is it?", "name"),
         ("In which city?", "name"), ("Wie viele Tage?", "number"), ("¿Cuándo?", "time"), ("谁写的？", "name"),
-        ("有多少人？", "number"), ("What is a slot?", "other"), ("Am I paid when I quit?", "other"),
+        ("有多少人？", "number"), ("What does a service cost?", "number"), ("Was kostet der Eintritt?", "number"),
+        ("What is the annual fee?", "number"), ("What is a slot?", "other"), ("Am I paid when I quit?", "other"),
         ("And does it say how many there are?", "other"), ("When does it end?", "time"),
     ],
 )  # fmt: skip
@@ -366,7 +367,22 @@ def test_an_item_is_quoted_with_what_its_list_is_of():
     )
     assert quoted("May lithium batteries be sent?", text) == ["The following items may not be sent: lithium batteries"]
     assert quoted("May knives be sent?", text)[0] == "These may be sent with a permit: knives"
-    assert quoted("Which loose ends?", text) == ["loose ends"]
+    assert quoted("Which ends?", text) == ["loose ends"]
+
+
+def test_titles_and_words_of_the_question_alone_are_no_answers():
+    trip = (
+        "Notes on the school trip, 14 January 2026\n\n1. Costs\nThe trip is 315 pounds.\n\n"
+        "2. What to bring\nWalking boots are needed.\n\nAll the best\nInes"
+    )
+    assert quoted("What are the costs of the trip?", trip) == ["The trip is 315 pounds."]
+    assert rank("What should we bring?", passages=[passage(trip)]).ranked[0].text == "Walking boots are needed."
+    assert not rank("Is Ines on holiday?", passages=[passage(trip)], embed=no_help).is_answerable
+    assert quoted("Which boots are needed?", "Walking boots are needed.") == ["Walking boots are needed."]
+    # A line alone that tells more than it is asked for is an answer where there is none better.
+    assert quoted("What did the third quarter bring?", "Third quarter: 12 new clients\n\nOutlook") == [
+        "Third quarter: 12 new clients"
+    ]
 
 
 ROW = "Part number P-{}: Name Hex bolt {}; Stock 876; Bin C21; Warehouse north; Supplier Kessler; Unit price 49.86"
