@@ -18,7 +18,7 @@ from itertools import groupby
 from retrieval.loaders.document import Block, LoadedDocument
 
 # Raised when loaders or chunking change what they make of the same bytes: documents are then taken in anew.
-REVISION = 3
+REVISION = 4
 MAX_CHARS = 1000
 _MAX_PATH_CHARS = 160
 # However long the headings, this many tokens are left for the text.

@@ -35,7 +35,8 @@ from retrieval.question_kind import QuestionKind, candidates, question_kind, sta
 from retrieval.records import Passage
 from retrieval.sentence_pieces import QUESTION_MARKS
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
-from retrieval.statements import Statement, statements
+from retrieval.statements import statements
+from retrieval.titles import ITEM, SENTENCE_ENDS, is_title
 from retrieval.trimming import trimmed
 from retrieval.words import terms
 
@@ -84,8 +85,6 @@ LIST_WORDS = 45
 
 # A reply so short ("No.") is quoted with the question that it answers.
 _MOST_REPLY_WORDS = 8
-_MOST_TITLE_WORDS = 12
-_SENTENCE_ENDS = (*".!?:…。！？।؟;", '"', "”", "»", ")", "*", "_", "`")
 _CLOSING = " *_`'\"”’»)]"
 # A letter and three figures at least, as in "E12345" or "INV-2024-7": what has such a name is meant, and nothing else.
 _IDENTIFIER = re.compile(
@@ -96,8 +95,7 @@ _CODE = re.compile(r"\w\(\S*\)|^(?:import|from|def|class|return)\s+\w+(?:\.\w+)*
 _SMALL_WORDS = frozenset(FUNCTION_WORDS)
 _JOINED_NAME = re.compile(r"\b[A-Z]*[a-z]{2,}(?:[A-Z]+[a-z]{2,})+\b")
 _NAME_PART = re.compile(r"[A-Z]*[a-z]+")
-_ITEM = re.compile(r"(?:[-*+•–]|\d{1,3}[.)]|[a-z][.)])\s")
-_NUMBERED = re.compile(r"\d{1,3}[.)]\s")
+_NUMBER_BEFORE = re.compile(r"\d[\d.]*[.)]?\s+")
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ def rank_sentences(
     topic, is_translated = topic_terms(asked), _in_another_language(asked, passages)
     subject = NearMisses.of(asked, frozenset() if is_translated else topic, passages)
     misses = np.array(
-        [subject.is_missed(near.text, passages[near.passage].place, is_row=near.is_row) for near in found]
+        [subject.is_missed(near.text, passages[near.passage].place, near.passage, is_row=near.is_row) for near in found]
     )
     misses |= np.array([_repeats(near, own, forms[0]) for near, own in zip(found, words, strict=True)])
     if _asks_for_more(questions, topic) and kind is not QuestionKind.OTHER:
@@ -306,6 +304,7 @@ class _Form:
 def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
     place = _words(f"{passage.title} {passage.heading or ''}")
     before: frozenset[str] = frozenset()
+    above: frozenset[str] = frozenset()  # of the title that it stands under, where the passage holds that itself
     replies = False
     stated = statements(passage.text)
     leads = _leads(passage)
@@ -313,38 +312,27 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
         own = _words(statement.text)
         # A question is answered by what follows it, be that "No.": it is no answer itself.
         asks = _asks(statement.text) and following is not None and not _asks(following.text)
+        titled = is_title(statement, passage.text)
         if (own or replies) and not asks:
             yield _Candidate(
                 number,
                 statement.index,
                 statement.text,
-                place | before,
+                place | above | before,
                 leads.get(statement.index, ""),
                 statement.is_row,
-                _is_title(statement, passage.text),
+                titled,
             )
+        above = own if titled else above
         before, replies = own, asks
-
-
-def _is_title(statement: Statement, text: str) -> bool:
-    """Whether it is a paragraph of its own, or a number with a few words above one, and has no sentence's end.
-
-    Items of lists have none either, but stand among items.
-    """
-    line = text[statement.start : statement.end].strip()
-    if statement.is_row or line.endswith(_SENTENCE_ENDS) or len(line.split()) > _MOST_TITLE_WORDS:
-        return False
-    before, after = text[: statement.start].rstrip(" \t"), text[statement.end :].lstrip(" \t\r")
-    if before and not before.endswith("\n\n"):
-        return False
-    if _NUMBERED.match(line):
-        return after.startswith("\n") and bool(after.strip()) and not _ITEM.match(after.lstrip())
-    return after.startswith("\n\n") and not _ITEM.match(line)
 
 
 def _repeats(candidate: _Candidate, words: frozenset[str], asked: "_Form") -> bool:
     """Whether it is no sentence, and holds words of the question only."""
-    return bool(words) and words <= asked.weights.keys() and not candidate.text.endswith(_SENTENCE_ENDS)
+    if candidate.text.endswith(SENTENCE_ENDS):
+        return False
+    told = _words(candidate.text[number.end() :]) if (number := _NUMBER_BEFORE.match(candidate.text)) else words
+    return bool(told) and told <= asked.weights.keys()
 
 
 def _asks_for_more(questions: Sequence[str], topic: frozenset[str]) -> bool:
@@ -357,7 +345,7 @@ def _leads(passage: Passage) -> dict[int, str]:
     leads: dict[int, str] = {}
     lead = ""
     for index, sentence in enumerate(split_sentences(passage.text)):
-        if lead and _ITEM.match(sentence.text):
+        if lead and ITEM.match(sentence.text):
             leads[index] = lead
         else:
             lead = without_markup(sentence.text) if sentence.text.endswith(":") else ""
@@ -421,7 +409,7 @@ def _with_list(evidence: Evidence, passage: Passage) -> str:
     words = len(evidence.text.split())
     for sentence in sentences[evidence.index + 1 :]:
         words += len(sentence.text.split())
-        is_item = bool(_ITEM.match(sentence.text))
+        is_item = bool(ITEM.match(sentence.text))
         if words > LIST_WORDS or (last > evidence.index and not is_item):
             break
         last += 1

@@ -24,28 +24,38 @@ _YEAR = re.compile(r"(?<!\w)(?<!\d[.,])(?<![^\W\d]-)(?:1[5-9]|20)\d\d(?!\w|[.,]\
 class NearMisses:
     """What one question asks about, as far as it tells a sentence about something else.
 
-    `topic` are the terms that say what it is about, `unknown` its names that stand in no passage, `told` the terms of
-    all passages, `years` those that it names.
+    `topic` are the terms that say what it is about, `years` those that it names, `unknown` its names that stand in no
+    passage; `absent` those that do not stand in each passage, and `told` the terms of each.
     """
 
     question: str
     topic: frozenset[str]
-    unknown: Sequence[str]
-    told: frozenset[str]
     years: frozenset[int]
+    unknown: Sequence[str]
+    absent: Sequence[Sequence[str]]
+    told: Sequence[frozenset[str]]
 
     @classmethod
     def of(cls, question: str, topic: frozenset[str], passages: Sequence[Passage]) -> "NearMisses":
         """Of a question without `topic` (one in another language) only years tell."""
-        told = frozenset(term for passage in passages for term in terms(f"{passage.place} {passage.text}"))
-        return cls(question, topic, unknown_names(question, passages) if topic else (), told, years(question))
+        return cls(
+            question,
+            topic,
+            years(question),
+            unknown_names(question, passages) if topic else (),
+            [unknown_names(question, [passage]) if topic else () for passage in passages],
+            [frozenset(terms(f"{passage.place} {passage.text}")) for passage in passages],
+        )
 
-    def is_missed(self, text: str, place: str, *, is_row: bool) -> bool:
-        """Whether a sentence, or a table's row, is about something else. `place` is its title and headings."""
+    def is_missed(self, text: str, place: str, passage: int, *, is_row: bool) -> bool:
+        """Whether a sentence, or a table's row, of passage number `passage` is about something else.
+
+        `place` is its title and headings.
+        """
         return (
             speaks_of_other_years(text, place, self.years)
-            or (is_row and is_row_of_another(text, self.topic, self.told))
-            or is_said_of_another(text, self.question, self.topic, self.unknown)
+            or (is_row and is_row_of_another(text, self.topic, self.told[passage]))
+            or is_said_of_another(text, self.question, self.topic, self.absent[passage])
         )
 
 
@@ -82,9 +92,9 @@ def _is_meant(name: str, known: Collection[str], stems: frozenset[str]) -> bool:
 
 
 def is_said_of_another(text: str, question: str, topic: frozenset[str], unknown: Sequence[str]) -> bool:
-    """Whether a sentence says of another name all that is asked of one that is unknown.
+    """Whether a sentence says of another name all that is asked of one that its passage does not know.
 
-    `topic` are the question's terms that say what it is about, `unknown` its names that stand in no passage.
+    `topic` are the question's terms that say what it is about, `unknown` its names that do not stand in the passage.
     """
     rest = topic - frozenset(term for name in unknown for term in terms(name))
     if not unknown or not rest or not rest <= frozenset(terms(text)):
@@ -112,8 +122,8 @@ def is_row_of_another(row: str, question: frozenset[str], told: Collection[str])
     """Whether a table's row ("column: cell; column: cell") has only columns in common with a question that asks for
     something else.
 
-    `question` are its terms that say what it is about, `told` those of all passages: where one of the question's stands
-    nowhere in them, the row must have one of the others in a cell.
+    `question` are its terms that say what it is about, `told` those of the row's passage: where one of the question's
+    stands nowhere in it, the row must have one of the others in a cell.
     """
     if not question or question <= frozenset(told):
         return False

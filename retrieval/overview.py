@@ -44,6 +44,9 @@ _REQUESTS = tuple(
         rf"what(?:'s|’s| is| are) (?:the )?{_ADJECTIVES}(?:summary|gist|(?:key|main) (?:points?|takeaways?|ideas?))"
         r"(?: (?:of|in|from)\b(?P<subject>.*?))?",
         rf"what(?:'s|’s| is| are)\s(?P<subject>this|it|(?:(?:this|that|the|my|our) )?(?:\w+ )?{_WRITINGS}\b.*?)\sabout",
+        rf"what(?:'s|’s| is) in (?P<subject>(?:(?:this|that|the|my|our) )?(?:\w+ ){{0,2}}{_WRITINGS}\b.*?)",
+        rf"what (?:does|do) (?P<subject>(?:(?:this|that|the|my|our) )?(?:\w+ ){{0,2}}{_WRITINGS}) "
+        r"(?:say|contain|cover|deal with|hold)",
         r"(?:fasse?|fassen sie)\b(?: mir| uns)?(?: bitte)?(?P<subject>.*?)\bzusammen",
         r"(?:(?:kannst|konntest) du|(?:konnen|konnten) sie)\b(?: mir| uns)?(?: bitte)?(?P<subject>.*?)\bzusammenfassen",
         rf"(?:(?:eine? )?{_ADJECTIVES}(?:zusammenfassung|uberblick)(?: (?:uber|von|der|des)\b(?P<subject>.*?))?)",

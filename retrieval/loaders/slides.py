@@ -74,8 +74,8 @@ def _read_slide(builder: TextBuilder, slide: Any, number: int, title: str) -> No
         if getattr(shape, "has_table", False):
             tables.append(_rows(shape.table))
         elif shape.has_text_frame and shape.shape_id != title_id:
-            lines = (cell_text(_paragraph_text(paragraph)) for paragraph in shape.text_frame.paragraphs)
-            texts.append("\n".join(line for line in lines if line))
+            lines = [cell_text(_paragraph_text(paragraph)) for paragraph in shape.text_frame.paragraphs]
+            texts.append(_joined([line for line in lines if line], is_list=shape.is_placeholder))
     notes = slide.notes_slide.notes_text_frame if slide.has_notes_slide else None
     if notes is not None and (spoken := _frame_text(notes).strip()):
         texts.append(f"Notes: {spoken}")
@@ -85,6 +85,11 @@ def _read_slide(builder: TextBuilder, slide: Any, number: int, title: str) -> No
         builder.add(text, "prose", headings, number)
     for rows in tables:
         add_table(builder, rows, headings, number)
+
+
+def _joined(lines: list[str], *, is_list: bool) -> str:
+    """The paragraphs of a shape: those of a placeholder are bullet points, those of a text box stand by themselves."""
+    return "\n".join(f"- {line}" for line in lines) if is_list and len(lines) > 1 else "\n\n".join(lines)
 
 
 def _rows(table: Any) -> list[list[str]]:

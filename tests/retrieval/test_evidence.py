@@ -385,6 +385,21 @@ def test_titles_and_words_of_the_question_alone_are_no_answers():
     ]
 
 
+def test_a_title_in_the_text_is_a_heading_of_what_stands_below():
+    text = (
+        "2 Cancellation\nTickets are taken back for 15 euros.\n\n"
+        "3 Luggage\nEach passenger may bring two pieces. Fireworks are forbidden.\n\n4 Dogs\nThey stay below.\n\n"
+        "Ropes\nand nets"
+    )
+    for question, answer in (
+        ("What does cancellation cost?", "Tickets are taken back for 15 euros."),
+        ("What is forbidden in luggage?", "Fireworks are forbidden."),
+        ("Which luggage?", "Each passenger may bring two pieces."),
+    ):
+        assert rank(question, passages=[passage(text)]).ranked[0].text == answer
+    assert rank("Are ropes there?", passages=[passage(text)]).ranked[0].text == "Ropes and nets"
+
+
 ROW = "Part number P-{}: Name Hex bolt {}; Stock 876; Bin C21; Warehouse north; Supplier Kessler; Unit price 49.86"
 
 

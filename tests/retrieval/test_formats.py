@@ -173,6 +173,19 @@ def test_docx_a_footnote_stands_where_it_is_referred_to() -> None:
     assert [text for text, _, _ in found("a.docx", data)] == ["The fee is 40 (Without tax.) a month."]
 
 
+def test_pptx_bullet_points_are_items_and_the_paragraphs_of_a_text_box_stand_by_themselves() -> None:
+    presentation = pptx.Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    slide.shapes.title.text = "Outlook"
+    slide.placeholders[1].text = "The route will run twice daily from April\nThe office in Oslo closes in September"
+    box = slide.shapes.add_textbox(0, 0, 100, 100)
+    box.text_frame.text = "Draft of May\nNot for release"
+    assert found("a.pptx", saved(presentation)) == [
+        ("- The route will run twice daily from April\n- The office in Oslo closes in September", ("Outlook",), 1),
+        ("Draft of May\n\nNot for release", ("Outlook",), 1),
+    ]
+
+
 def test_pptx_a_slide_is_a_page() -> None:
     document = load("a.pptx", slides_file())
     assert (document.title, document.num_pages) == ("Quarterly review", 2)

@@ -53,6 +53,23 @@ def test_only_what_stands_nowhere_asks_for_another_row(question, is_another):
     assert is_row_of_another(row, frozenset(terms(question)), frozenset(terms(row))) == is_another
 
 
+def test_what_stands_in_another_document_does_not_make_a_row_the_right_one():
+    passages = [passage(LIMITS), passage("Asbestos is removed by specialists only.", title="Renovation")]
+    ranking = rank_sentences(["What is the limit of asbestos?"], passages, weights, WordEmbedder().embed_passages)
+    assert not ranking.ranked[0].text.startswith("Substance")
+
+
+def test_the_same_said_of_another_name_is_no_answer_though_the_name_stands_elsewhere():
+    passages = [
+        passage("The office in Oslo closes in September.", title="Outlook"),
+        passage("Lost property is kept in Bergen.", title="Conditions"),
+    ]
+    for town, expected in (("Bergen", False), ("Oslo", True)):
+        asked = f"When does the {town} office close?"
+        ranking = rank_sentences([asked], passages, weights, WordEmbedder().embed_passages)
+        assert (ranking.ranked[0].text == "The office in Oslo closes in September.") == expected
+
+
 # ── other years ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

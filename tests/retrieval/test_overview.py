@@ -54,6 +54,8 @@ def told(*questions, passages=BOTH):
         ("What is the annual report about?", "annual report"),
         ("What's this document about?", ""),
         ("TL;DR", ""),
+        ("What is in the staff handbook?", "staff handbook"),
+        ("What does this contract say?", "contract"),
         ("What are the key points of the contract?", "contract"),
         ("Give me an overview of the safety rules", "safety rules"),
         ("Fasse das Protokoll bitte zusammen", "Protokoll"),
