@@ -3,7 +3,7 @@
 A sentence's score is the sum of
 
     coverage   share of the question's words that it holds, each word weighing its inverse document frequency
-    cosine     of the embeddings of question and sentence
+    cosine     of the embeddings of question and sentence, that with its title and headings before it
     0.5 x      coverage of the words it lacks by the sentence before, title and headings (what "he" and "it" stand for)
     0.2        where it has what is asked for: a number, a time, a name that is not in the question, a meaning
     0.2 x      the score of its passage
@@ -33,6 +33,7 @@ from retrieval.overview import leads, overview_topic
 from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
 from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
 from retrieval.records import Passage
+from retrieval.request_frames import without_frame
 from retrieval.sentence_pieces import QUESTION_MARKS
 from retrieval.sentences import split_sentences, without_markup, without_odd_marks
 from retrieval.statements import statements
@@ -51,12 +52,14 @@ PASSAGE_WEIGHT = 0.2
 SAME_DAY_WEIGHT = 0.2
 OTHER_DAYS_WEIGHT = 0.3
 TITLE_WEIGHT = 0.4
+# Of a question's function words, at most, beside those that say what it is about.
+FUNCTION_WORD_WEIGHT = 0.15
 # More than there is to be had: what is about something else comes last.
 NEAR_MISS = 4.0
 
 # Least strength that counts as an answer. `python -m benchmarks.answers` prints what is kept and refused on each set,
 # and what would be at the threshold that the other sets teach.
-ANSWERABLE = 0.75
+ANSWERABLE = 0.85
 
 # Between languages no word is shared, and the same meaning has a lower cosine: from this one on it counts as an answer.
 ANSWERABLE_COSINE = 0.35
@@ -95,6 +98,7 @@ _CODE = re.compile(r"\w\(\S*\)|^(?:import|from|def|class|return)\s+\w+(?:\.\w+)*
 _SMALL_WORDS = frozenset(FUNCTION_WORDS)
 _JOINED_NAME = re.compile(r"\b[A-Z]*[a-z]{2,}(?:[A-Z]+[a-z]{2,})+\b")
 _NAME_PART = re.compile(r"[A-Z]*[a-z]+")
+_MEASURED = re.compile(r"\bhow (?:much|many|long|often|old|far|big|large|tall|high|deep|wide|heavy|fast|soon)\b", re.I)
 _NUMBER_BEFORE = re.compile(r"\d[\d.]*[.)]?\s+")
 
 
@@ -147,6 +151,7 @@ def rank_sentences(
     `questions` holds the question as it was asked, first, and other forms of it (with what went before); scores are
     averaged over the forms by their `wording_shares`. Raises ValueError where it is empty.
     """
+    questions = [without_frame(question) for question in questions]
     counted = wording_shares(questions)
     asked = questions[0]
     kind = question_kind(asked)
@@ -165,7 +170,8 @@ def rank_sentences(
     in_context = np.array(
         [[form.coverage(own | near.context) for own, near in zip(words, found, strict=True)] for form in forms]
     )
-    cosine = _cosines([form.text for form in forms], texts, np.average(in_context, axis=0, weights=shares), embed)
+    placed = [f"{near.place}: {near.told}" if near.place else near.told for near in found]
+    cosine = _cosines([form.text for form in forms], placed, np.average(in_context, axis=0, weights=shares), embed)
     defined = subject_of(asked)
     fits = np.array(
         [bool(candidates(kind, text, asked)) or tells_meaning(text, defined) for text in texts], dtype=np.float64
@@ -259,7 +265,7 @@ def retained(claim: str, source: str, question: str, weights: TermWeights) -> fl
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A sentence, and the terms of what stands before it: the sentence before, title and headings.
+    """A sentence, its title and headings, and the terms of what stands before it: those and the sentence before.
 
     `lead` introduces the list that it is an item of; `is_title`: it stands alone, and is no sentence.
     """
@@ -267,6 +273,7 @@ class _Candidate:
     passage: int
     index: int
     text: str
+    place: str
     context: frozenset[str]
     lead: str = ""
     is_row: bool = False
@@ -280,20 +287,24 @@ class _Candidate:
 
 @dataclass(frozen=True)
 class _Form:
-    """One form of the question with the weights of its terms."""
+    """One form of the question with its words and their weights."""
 
     text: str
+    words: frozenset[str]
     weights: Mapping[str, float]
     total: float
 
     @classmethod
     def of(cls, text: str, weigh: TermWeights) -> "_Form":
         words = _words(text)
-        if (language := language_among(text, _SMALL_WORDS)) != "en":
-            # Of English, `terms` leaves them out; of others no text may have them, which would make them telling.
-            words = words - frozenset(terms(" ".join(function_words(language)))) or words
-        weights = weigh(words)
-        return cls(text, weights, math.fsum(weights.values()))
+        weights = dict(weigh(words))
+        # `terms` leaves the commonest out. A store that is small, or of another language, may hold none of the others,
+        # which would make them telling.
+        small = frozenset(terms(" ".join(function_words(language_among(text, _SMALL_WORDS)))))
+        if content := _words(_MEASURED.sub("how", text)) - small:
+            most = FUNCTION_WORD_WEIGHT * math.fsum(weights.get(term, 0.0) for term in content) / len(content)
+            weights |= {term: min(weights[term], most) for term in words - content}
+        return cls(text, words, weights, math.fsum(weights.values()))
 
     def coverage(self, present: Collection[str]) -> float:
         """The share of the question's weight that `present` holds; 0 for a question without a single term."""
@@ -302,9 +313,8 @@ class _Form:
 
 
 def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
-    place = _words(f"{passage.title} {passage.heading or ''}")
+    place = passage.place
     before: frozenset[str] = frozenset()
-    above: frozenset[str] = frozenset()  # of the title that it stands under, where the passage holds that itself
     replies = False
     stated = statements(passage.text)
     leads = _leads(passage)
@@ -318,12 +328,14 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
                 number,
                 statement.index,
                 statement.text,
-                place | above | before,
+                place,
+                _words(place) | before,
                 leads.get(statement.index, ""),
                 statement.is_row,
                 titled,
             )
-        above = own if titled else above
+        if titled:
+            place = " > ".join(part for part in (passage.place, statement.text) if part)
         before, replies = own, asks
 
 
@@ -332,7 +344,7 @@ def _repeats(candidate: _Candidate, words: frozenset[str], asked: "_Form") -> bo
     if candidate.text.endswith(SENTENCE_ENDS):
         return False
     told = _words(candidate.text[number.end() :]) if (number := _NUMBER_BEFORE.match(candidate.text)) else words
-    return bool(told) and told <= asked.weights.keys()
+    return bool(told) and told <= asked.words
 
 
 def _asks_for_more(questions: Sequence[str], topic: frozenset[str]) -> bool:

@@ -9,7 +9,8 @@ from retrieval.words import terms
 
 # Sentences up to this length are quoted whole. Longer ones lose the clauses at their ends that the question does not
 # touch, but for one beside those that it does: there the answer may stand. Where it is known what is asked for, half
-# this length is enough, and the clauses that the question touches, if they hold such a thing.
+# this length is enough, and the clauses that the question touches, if they hold such a thing; after a number, those
+# with others too.
 WHOLE_WORDS = 30
 # A table's row has its answer in a cell that the question need not name.
 ROW_WORDS = 60
@@ -37,6 +38,13 @@ def trimmed(sentence: str, question: str, kind: QuestionKind) -> str:
     attributions = {number for number, found in enumerate(pieces) if any(map(is_attribution, found))}
     for beside in (1,) if kind is QuestionKind.OTHER else (0, 1):
         first, last = max(0, touched[0] - beside), min(len(clauses) - 1, touched[-1] + beside)
+        # "80 for adults, 40 for students": which of them is meant, the question need not say in these words.
+        while (
+            kind is QuestionKind.NUMBER
+            and last + 1 < len(clauses)
+            and _has(kind, sentence, clauses[last + 1], question)
+        ):
+            last += 1
         # "If it rains, …", "…, except on Sundays"; "…, she said" is said of what it stands beside.
         start = clauses[min({first} | conditions | attributions)][0]
         end = clauses[max({last} | conditions | (attributions & {last + 1}))][1]
@@ -44,6 +52,10 @@ def trimmed(sentence: str, question: str, kind: QuestionKind) -> str:
         if kind is QuestionKind.OTHER or candidates(kind, piece, question):
             return ("... " if start > 0 else "") + piece.rstrip(" ,;:—–-") + (" ..." if end < len(sentence) else "")
     return sentence
+
+
+def _has(kind: QuestionKind, sentence: str, clause: tuple[int, int], question: str) -> bool:
+    return bool(candidates(kind, sentence[slice(*clause)], question))
 
 
 def _clauses(sentence: str) -> list[tuple[int, int]]:

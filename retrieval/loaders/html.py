@@ -33,6 +33,9 @@ _BLOCKS = frozenset(
      "section", "summary", "td", "th", "tr", "tbody", "thead", "ul"}
 )  # fmt: skip
 _SPACE = re.compile(r"[ \t\n\r\f\v]+")
+# What an item of a list begins with, and a definition.
+_ITEM, _DEFINED = "\n- ", ": "
+_BEGINNINGS = (_ITEM, _DEFINED, "\n")
 
 
 def load_html(data: bytes, fallback_title: str) -> LoadedDocument:
@@ -86,6 +89,7 @@ class HtmlReader:
         self._path: list[tuple[int, str]] = []
         self._inline: list[str] = []
         self._list_depth = 0
+        self._is_term = False  # whether a term of a list has been read, and no definition of it
 
     def read(self, root: Tag) -> None:
         """Adds what stands below `root`, under the headings that were open before. Raises CorruptDocumentError."""
@@ -114,7 +118,7 @@ class HtmlReader:
             self.builder.add(clean(node.get_text()), "code", self._headings)
         elif node.name == "br":
             self._inline.append("\n")
-        elif node.name in ("ul", "ol") and self._list_depth == 0:
+        elif node.name in ("ul", "ol", "dl") and self._list_depth == 0:
             self._list(node)
         elif node.name in _BLOCKS or node.name == "table":
             self._block(node)
@@ -137,9 +141,18 @@ class HtmlReader:
         self.first_heading = self.first_heading or text
 
     def _block(self, node: Tag) -> None:
-        """A block element: a paragraph of its own, or a line of the list it stands in."""
+        """A block element: a paragraph of its own, or a line of the list it stands in ("term: definition")."""
         if self._list_depth:
-            self._inline.append("\n- " if node.name == "li" else "\n")
+            begins = next((piece for piece in reversed(self._inline) if piece != " "), "\n") in _BEGINNINGS
+            if node.name in ("li", "dt"):
+                self._inline.append(_ITEM)
+            elif node.name == "dd" and self._is_term:
+                while self._inline[-1:] == [" "]:
+                    self._inline.pop()
+                self._inline.append(_DEFINED)
+            elif not begins:
+                self._inline.append("\n")
+            self._is_term = node.name == "dt" or (self._is_term and node.name not in ("dd", "li"))
         else:
             self._flush()
         for child in node.children:

@@ -173,7 +173,7 @@ def test_a_long_sentence_keeps_its_condition_and_who_says_it(sentence):
 def test_small_words_of_another_language_are_not_missed_in_the_passages():
     text = passage("Der Resturlaub verfällt am 31. März. Der Antrag wird gestellt.", title="Urlaub")
     before, question = "Wie viele Tage Urlaub habe ich?", "Wann verfällt er?"
-    ranking = rank(question, f"{before} {question}", passages=[text], embed=no_help)
+    ranking = rank(question, f"{before} {question}", passages=[text])
     assert ranking.is_answerable
     assert ranking.ranked[0].text == "Der Resturlaub verfällt am 31. März."
     assert not rank("Wann kommt der Bus?", passages=[text], embed=no_help).is_answerable
@@ -245,6 +245,8 @@ def test_a_long_sentence_loses_clauses_that_the_question_does_not_touch():
     )
     assert trimmed(sentence, "When was it opened?", QuestionKind.TIME) == "... the museum was opened in 1887 ..."
     assert trimmed(sentence, "Whom did nobody ask?", QuestionKind.NAME) == sentence
+    fees = "From the first of January on the annual fee is 180 euros for adults, 95 for students and 60 for juniors."
+    assert trimmed(fees, "What is the fee for a sixteen-year-old?", QuestionKind.NUMBER) == fees
     assert trimmed("Short, it stays.", question, QuestionKind.OTHER) == "Short, it stays."
 
 

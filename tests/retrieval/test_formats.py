@@ -419,6 +419,22 @@ def test_code_stands_under_its_declarations() -> None:
     assert [headings for _, headings, _ in found("a.go", go)] == [(), ("func Run",)]
 
 
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        (b"<dl><dt>E03</dt><dd>Blocked.</dd><dt>E07</dt><dd><p>Too hot.</p><p>Wait.</p></dd></dl>",
+         "- E03: Blocked.\n- E07: Too hot.\nWait."),
+        (b"<dl><dt>A<dd>one<dt>B<dd>two<dd>three</dl>", "- A: one\n- B: two\nthree"),
+        (b"<dl><div><dt>A</dt>\n<dd>one</dd></div><dt>B</dt> <dt>C</dt><dd>two<ul><li>x</li></ul></dd></dl>",
+         "- A: one\n- B\n- C: two\n- x"),
+        (b"<ul><li><p>a</p></li>\n<li><p>b</p><p>c</p></li></ul>", "- a\n- b\nc"),
+        (b"<dl><dd>indented</dd></dl>", "indented"),
+    ],
+)  # fmt: skip
+def test_html_a_term_and_its_definition_are_one_item(markup: bytes, text: str) -> None:
+    assert found("a.html", markup) == [(text, (), None)]
+
+
 def test_html_cells_that_span_stand_in_every_place_they_cover() -> None:
     page = (
         b"<table><tr><th>Zone</th><th colspan=2>Price</th></tr><tr><td rowspan=2>A</td><td>1</td><td>2</td></tr>"
