@@ -18,7 +18,8 @@ _GREETINGS = {
         "how are you(?: doing)?(?: today)?|how is it going|whats up|nice to meet you|"
         "bye(?: bye)?|goodbye|see you(?: later| soon)?|ok(?:ay)?|great|cool|perfect|got it|"
         "test|there|everyone|again|ragstone|please",
-        "thanks?(?: you)?(?: (?:so|very) much| a lot)?|many thanks|cheers",
+        "thanks?(?: you)?(?: (?:so|very) much| a lot)?|many thanks|cheers|"
+        "(?:that|this|it) (?:really |has )?(?:helped|helps|(?:was|is) (?:very |really )?helpful)(?: me)?(?: a lot)?",
     ),
     "de": (
         "hallo|guten (?:morgen|tag|abend)|tschüss|auf wiedersehen|wie gehts?|bitte",

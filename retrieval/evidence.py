@@ -27,17 +27,26 @@ import numpy as np
 from retrieval.definitions import subject_of, tells_meaning
 from retrieval.embeddings import Vectors
 from retrieval.facts import numbers
+from retrieval.item_lists import introductions, with_list
 from retrieval.language import FUNCTION_WORDS, UNKNOWN, function_words, language_among, language_of
 from retrieval.near_misses import NearMisses
 from retrieval.overview import leads, overview_topic
 from retrieval.qualifiers import limits, refers_back, speaks_of_other_days, speaks_of_the_day
-from retrieval.question_kind import QuestionKind, candidates, question_kind, stands_alone, topic_terms, wording_shares
+from retrieval.question_kind import (
+    QuestionKind,
+    asks_for_list,
+    candidates,
+    question_kind,
+    stands_alone,
+    topic_terms,
+    wording_shares,
+)
 from retrieval.records import Passage
 from retrieval.request_frames import without_frame
 from retrieval.sentence_pieces import QUESTION_MARKS
-from retrieval.sentences import split_sentences, without_markup, without_odd_marks
+from retrieval.sentences import without_odd_marks
 from retrieval.statements import statements
-from retrieval.titles import ITEM, SENTENCE_ENDS, is_title
+from retrieval.titles import SENTENCE_ENDS, is_title
 from retrieval.trimming import trimmed
 from retrieval.words import terms
 
@@ -83,8 +92,6 @@ UNRELATED = (
 MOST_QUOTES = 2
 # A second sentence is quoted where it is nearly as good as the first: a difference like this is within the noise.
 NEAR_TIE = 0.1
-# An introduction ("You need:") is quoted with what it introduces, up to this many words.
-LIST_WORDS = 45
 
 # A reply so short ("No.") is quoted with the question that it answers.
 _MOST_REPLY_WORDS = 8
@@ -242,7 +249,12 @@ def quotes(ranking: Ranking, passages: Sequence[Passage]) -> list[Quote]:
         before, after = _limited_and_limiting(evidence, passages[evidence.passage])
         if before and most > 1 and len(found) < most - 1:
             add(evidence.passage, without_odd_marks(before), before)
-        whole = _with_list(evidence, passages[evidence.passage])
+        whole = with_list(
+            evidence.text,
+            evidence.index,
+            passages[evidence.passage].text,
+            asks_for_all=asks_for_list(ranking.question),
+        )
         add(evidence.passage, without_odd_marks(trimmed(whole, ranking.question, ranking.kind)), evidence.text)
         if after:
             add(evidence.passage, without_odd_marks(after), after)
@@ -317,7 +329,7 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
     before: frozenset[str] = frozenset()
     replies = False
     stated = statements(passage.text)
-    leads = _leads(passage)
+    introduced = introductions(passage.text)
     for statement, following in zip_longest(stated, stated[1:]):
         own = _words(statement.text)
         # A question is answered by what follows it, be that "No.": it is no answer itself.
@@ -330,7 +342,7 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
                 statement.text,
                 place,
                 _words(place) | before,
-                leads.get(statement.index, ""),
+                introduced.get(statement.index, ""),
                 statement.is_row,
                 titled,
             )
@@ -350,18 +362,6 @@ def _repeats(candidate: _Candidate, words: frozenset[str], asked: "_Form") -> bo
 def _asks_for_more(questions: Sequence[str], topic: frozenset[str]) -> bool:
     """Whether a question only asks for something more of what went before: "Why?", "Since when?"."""
     return len(questions) > 1 and not topic and bool(terms(" ".join(questions[1:])))
-
-
-def _leads(passage: Passage) -> dict[int, str]:
-    """For each item of a list by its place, the introduction of the list: "The following may not be sent:"."""
-    leads: dict[int, str] = {}
-    lead = ""
-    for index, sentence in enumerate(split_sentences(passage.text)):
-        if lead and ITEM.match(sentence.text):
-            leads[index] = lead
-        else:
-            lead = without_markup(sentence.text) if sentence.text.endswith(":") else ""
-    return leads
 
 
 def _asks(text: str) -> bool:
@@ -408,26 +408,6 @@ def _cosines(questions: Sequence[str], texts: Sequence[str], promise: Vectors, e
     cosines = np.zeros((len(questions), len(texts)), dtype=np.float32)
     cosines[:, rows] = np.maximum((asked @ told.T - floor) / (1 - floor), 0)
     return cosines
-
-
-def _with_list(evidence: Evidence, passage: Passage) -> str:
-    """The sentence; an item of a list with the list's introduction, and an introduction with as much as is short."""
-    if (lead := _leads(passage).get(evidence.index)) is not None:
-        return f"{lead} {evidence.text}"
-    if not evidence.text.endswith(":"):
-        return evidence.text
-    sentences = split_sentences(passage.text)
-    last = evidence.index
-    words = len(evidence.text.split())
-    for sentence in sentences[evidence.index + 1 :]:
-        words += len(sentence.text.split())
-        is_item = bool(ITEM.match(sentence.text))
-        if words > LIST_WORDS or (last > evidence.index and not is_item):
-            break
-        last += 1
-        if not is_item:
-            break
-    return without_markup(passage.text[sentences[evidence.index].start : sentences[last].end])
 
 
 def _limited_and_limiting(evidence: Evidence, passage: Passage) -> tuple[str, str]:

@@ -95,7 +95,7 @@ def overview_topic(question: str) -> frozenset[str] | None:
 
 
 def leads(topic: frozenset[str], passages: Sequence[Passage], *, goes_on: bool = False) -> list[Lead]:
-    """The sentences that give an overview of `topic` (terms), passage by passage; none where no document is about it.
+    """The sentences that give an overview of `topic` (terms), as the document orders them; none where none is about it.
 
     Where the topic is but "the document", that is the only one found, or, if the question `goes_on` from the one
     before it, the best one found.
@@ -117,7 +117,7 @@ def leads(topic: frozenset[str], passages: Sequence[Passage], *, goes_on: bool =
     about = [number for number in by_document[best] if topic <= placed[number]] or by_document[best]
     by_rank = zip_longest(*([Lead(number, lead) for lead in _leads(passages[number])] for number in about))
     first = [lead for leads_of_rank in by_rank for lead in leads_of_rank if lead is not None][:MOST_SENTENCES]
-    return sorted(first, key=lambda lead: (lead.passage, lead.statement.index))
+    return sorted(first, key=lambda lead: (passages[lead.passage].ordinal, lead.passage, lead.statement.index))
 
 
 def _share(topic: frozenset[str], words: Sequence[frozenset[str]]) -> float:

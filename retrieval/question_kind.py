@@ -69,6 +69,10 @@ _ASKS_WHETHER = re.compile(
     r"(?:(?:and|so|but|or|then|also) )*(?:do|does|did|can|could|may|might|is|are|was|were|will|would|should|shall|must|"
     r"have|has|had|am)(?:n['’]t)?\b(?! kostet?n?\b)"  # "Was kostet" is German
 )
+_ASKS_FOR_LIST = re.compile(
+    r"(?:please |bitte )?(?:(?:list|name|enumerate|nenne|enumere|enumera|lista)\b|(?:what|which)\b.*\b(?:are|were)\b|"
+    r"was sind\b|welche\b.*\bsind\b|quel(?:le)?s sont\b|cuales son\b|quali sono\b|quais sao\b)"
+)
 # Words that stand for something said before, and openings that go on from it; after folding.
 _REFERS = re.compile(
     r"^(?:and|but|or|so|also|what about|how about|und|aber|auch|et|mais|y|pero|e|ma|mas|en|maar|а|и|но)\b|"
@@ -100,6 +104,11 @@ def question_kind(question: str) -> QuestionKind:
     if _ASKS_WHETHER.match(folded.strip(" ¿")):
         return QuestionKind.OTHER
     return next((kind for kind, pattern in _PATTERNS if pattern.search(folded)), QuestionKind.OTHER)
+
+
+def asks_for_list(question: str) -> bool:
+    """Whether more than one thing is asked for: "List …", "What are …"."""
+    return _ASKS_FOR_LIST.match(fold(question).strip(" ¿")) is not None
 
 
 def stands_alone(question: str) -> bool:

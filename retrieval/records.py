@@ -35,6 +35,12 @@ class Passage:
         """Where it stands: title and path of headings."""
         return " > ".join(part for part in (self.title, self.heading) if part)
 
+    @property
+    def ordinal(self) -> int:
+        """How many chunks of its document stand before it, which its id ends with; 0 where that does not tell."""
+        number = self.chunk_id.rpartition("-")[2]
+        return int(number) if number.isdecimal() else 0
+
 
 @dataclass(frozen=True)
 class Filter:

@@ -9,7 +9,8 @@ from app.small_talk import SmallTalk, small_talk_of
 @pytest.mark.parametrize(
     "message",
     ["hello", "Hi!", "Good morning :)", "Thank you very much!", "hi there, how are you?", "Danke schön!", "¡Hola!",
-     "你好！", "Здравствуйте!", "नमस्ते", "What's up?", "Bye-bye", "Who are you?", "what can you do"],
+     "你好！", "Здравствуйте!", "नमस्ते", "What's up?", "Bye-bye", "Who are you?", "what can you do",
+     "Thanks, that helped a lot."],
 )  # fmt: skip
 def test_greetings_and_thanks_ask_nothing_of_the_documents(message):
     assert small_talk_of(message) is not None

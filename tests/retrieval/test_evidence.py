@@ -402,6 +402,15 @@ def test_a_title_in_the_text_is_a_heading_of_what_stands_below():
     assert rank("Are ropes there?", passages=[passage(text)]).ranked[0].text == "Ropes and nets"
 
 
+def test_the_whole_of_a_short_list_is_quoted_where_all_are_asked_for():
+    text = "Risks\n\nTop risks:\n- late tickets\n- a vendor who leaves\n- too few developers\n\nThe lead is Ada."
+    whole = " ".join(quoted("What are the risks of a vendor?", text)[0].split())
+    assert whole == "Top risks: late tickets - a vendor who leaves - too few developers"
+    assert quoted("Is a vendor who leaves a risk?", text)[0] == "Top risks: a vendor who leaves"
+    long = text.replace("late tickets", "tickets that are late " * 12)
+    assert quoted("What are the risks of a vendor who leaves?", long)[0] == "Top risks: a vendor who leaves"
+
+
 ROW = "Part number P-{}: Name Hex bolt {}; Stock 876; Bin C21; Warehouse north; Supplier Kessler; Unit price 49.86"
 
 

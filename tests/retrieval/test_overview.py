@@ -120,3 +120,14 @@ def test_which_document_is_meant_must_be_clear():
 
 def test_a_kind_of_document_need_not_be_in_its_words():
     assert told("Summarize the report", passages=BOTH[1:]) == told("Summarize the rental")
+
+
+def test_an_overview_keeps_the_order_of_the_document():
+    def part(ordinal, text):
+        return Passage("d", f"d-1-{ordinal}", "Contract", "c.md", None, None, text, 1.0, "default")
+
+    passages = [part(7, "The fee is due every month."), part(0, "The term is two years long.")]
+    assert told("Summarize the contract", passages=passages) == [
+        "The term is two years long.",
+        "The fee is due every month.",
+    ]
