@@ -355,7 +355,9 @@ def _repeats(candidate: _Candidate, words: frozenset[str], asked: "_Form") -> bo
     """Whether it is no sentence, and holds words of the question only."""
     if candidate.text.endswith(SENTENCE_ENDS):
         return False
-    told = _words(candidate.text[number.end() :]) if (number := _NUMBER_BEFORE.match(candidate.text)) else words
+    # "2 Cancellation" is a heading, "2 carrots" an answer.
+    number = _NUMBER_BEFORE.match(candidate.text) if candidate.is_title else None
+    told = _words(candidate.text[number.end() :]) if number else words
     return bool(told) and told <= asked.words
 
 

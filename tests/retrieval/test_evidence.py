@@ -381,6 +381,8 @@ def test_titles_and_words_of_the_question_alone_are_no_answers():
     assert rank("What should we bring?", passages=[passage(trip)]).ranked[0].text == "Walking boots are needed."
     assert not rank("Is Ines on holiday?", passages=[passage(trip)], embed=no_help).is_answerable
     assert quoted("Which boots are needed?", "Walking boots are needed.") == ["Walking boots are needed."]
+    soup = "Soup\n\n- 2 carrots\n- 1 leek"
+    assert rank("How many carrots are in the soup?", passages=[passage(soup)]).ranked[0].text == "2 carrots"
     # A line alone that tells more than it is asked for is an answer where there is none better.
     assert quoted("What did the third quarter bring?", "Third quarter: 12 new clients\n\nOutlook") == [
         "Third quarter: 12 new clients"
