@@ -42,6 +42,15 @@ SERVICE = {
                 "args": {"type": "object", "additionalProperties": {"type": "string"}},
             },
         },
+        "env_file": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["path"],
+                "properties": {"path": {"type": "string"}, "required": {"type": "boolean"}},
+            },
+        },
         "init": {"type": "boolean"},
         "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
         "cap_drop": TEXTS,
@@ -164,6 +173,14 @@ def test_every_variable_is_a_setting_and_its_default_is_ours(compose: dict[str, 
             default = re.fullmatch(r"\$\{" + name + r":-(.*)\}", value)
             if default and field != "publish":  # a container's own address is no default
                 assert default[1] == str(Settings.model_fields[field].default or ""), name
+
+
+def test_every_setting_of_the_file_of_variables_reaches_what_it_is_for(compose: dict[str, Any]) -> None:
+    for name in ("api", "ui", "engine", "engine-gpu"):
+        assert compose["services"][name]["env_file"] == [{"path": ".env", "required": False}]
+    # What is meant for the API must not change the engine: it asks for no keys, and is itself the engine.
+    fixed = compose["services"]["engine"]["environment"]
+    assert (fixed["RAGSTONE_API_KEYS"], fixed["RAGSTONE_ENGINE_URL"]) == ("off", "")
 
 
 @contextmanager
