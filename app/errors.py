@@ -200,7 +200,9 @@ class UnknownModelError(RequestError):
 
     def __init__(self, name: str, *served: str, field: str = "model") -> None:
         names = " and ".join(repr(model) for model in served)
-        super().__init__(f"The model {name!r} does not exist here; this server serves {names}.", field=field)
+        super().__init__(
+            f"The model {name!r} does not exist here, or does something else; for this there is {names}.", field=field
+        )
 
 
 class UnknownCollectionError(NotFoundError):

@@ -112,6 +112,11 @@ class TurnResult:
 class ConversationStore(ABC):
     """Keeps conversations. All methods may block and may be called from any thread; a user sees only their own."""
 
+    @property
+    def problem(self) -> str:
+        """Why the store did not answer at the last time; "" where it did."""
+        return ""
+
     @abstractmethod
     def conversations(
         self, user: str, *, query: str = "", limit: int | None = None, offset: int = 0

@@ -1,13 +1,16 @@
 """Conversations in Postgres: a table of heads and a table of turns, each row a JSON text."""
 
 import json
+import os
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 import psycopg
 
-from app.errors import StoreUnavailableError
+from app.outage import ANSWER_S, Outage
 from app.record_history import Change, Record, RecordConversationStore, newest_time
 
 T = TypeVar("T")
@@ -26,6 +29,8 @@ ALTER TABLE ragstone_conversations ADD COLUMN IF NOT EXISTS newest TEXT COLLATE 
 CREATE INDEX IF NOT EXISTS ragstone_newest ON ragstone_conversations (owner, newest);
 """
 CONNECT_S = 5
+# An earlier version's rows are brought up to date at the start, of which there may be many.
+MIGRATION_S = 600.0
 
 
 class PostgresConversationStore(RecordConversationStore):
@@ -36,7 +41,8 @@ class PostgresConversationStore(RecordConversationStore):
         self._url = url
         self._lock = threading.Lock()  # one connection, many threads
         self._connection: psycopg.Connection | None = None
-        self._ask(_bring_up_to_date)
+        self._outage = Outage("Postgres")
+        self._ask(_bring_up_to_date, MIGRATION_S)
 
     def _heads(self, user: str) -> dict[str, Record]:
         query = "SELECT session_id, head FROM ragstone_conversations WHERE owner = %s"
@@ -99,23 +105,57 @@ class PostgresConversationStore(RecordConversationStore):
             if self._connection is not None:
                 self._connection.close()
 
-    def _ask(self, work: Callable[[psycopg.Connection], T]) -> T:
+    @property
+    def problem(self) -> str:
+        return self._outage.reason
+
+    def _ask(self, work: Callable[[psycopg.Connection], T], longest_s: float = ANSWER_S) -> T:
         """What `work` makes, in one transaction; tried once more over a new connection where the old one is gone."""
-        with self._lock:
+        self._outage.check()
+        if not self._lock.acquire(timeout=longest_s):
+            raise self._outage.failed("", waited=True)
+        try:
             for is_last in (False, True):
+                expired = threading.Event()
                 try:
                     if self._connection is None or self._connection.closed:
                         self._connection = psycopg.connect(self._url, connect_timeout=CONNECT_S)
-                    with self._connection.transaction():
-                        return work(self._connection)
+                    with _at_most(longest_s, self._connection, expired), self._connection.transaction():
+                        found = work(self._connection)
+                    self._outage.succeeded()
+                    return found
                 except psycopg.OperationalError as error:
                     if self._connection is not None:
                         self._connection.close()
-                    if is_last:
-                        raise StoreUnavailableError(f"Postgres: {error}") from error
+                    waited = expired.is_set() or isinstance(error, psycopg.errors.ConnectionTimeout)
+                    if is_last or waited:
+                        raise self._outage.failed(error, waited=waited) from error
                 except psycopg.Error as error:
-                    raise StoreUnavailableError(f"Postgres: {error}") from error
+                    raise self._outage.failed(error) from error
+        finally:
+            self._lock.release()
         raise AssertionError("the loop returns or raises")
+
+
+@contextmanager
+def _at_most(longest_s: float, connection: psycopg.Connection, expired: threading.Event) -> Iterator[None]:
+    """Breaks the connection off where the block takes longer, and sets `expired`.
+
+    Postgres has time-outs of its own, but a server that hangs, or that cannot be reached any more, keeps none.
+    """
+
+    def break_off() -> None:
+        expired.set()
+        with suppress(psycopg.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as other:
+            other.shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(longest_s, break_off)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _bring_up_to_date(connection: psycopg.Connection) -> None:

@@ -12,8 +12,8 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-from app.errors import StoreUnavailableError
 from app.history import as_stored
+from app.outage import ANSWER_S, Outage
 from app.record_history import Change, Record, RecordConversationStore, newest_time
 
 PREFIX = "ragstone:"
@@ -32,9 +32,11 @@ class RedisConversationStore(RecordConversationStore):
             url,
             decode_responses=True,
             socket_connect_timeout=CONNECT_S,
-            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), NUM_RETRIES),
-            retry_on_error=[redis.ConnectionError, redis.TimeoutError],
+            socket_timeout=ANSWER_S,
+            # Not after a time-out: who does not answer once will not answer six times.
+            retry=Retry(ExponentialBackoff(cap=1.0, base=0.05), NUM_RETRIES, (redis.ConnectionError,)),
         )
+        self._outage = Outage("Redis")
         self._ask(self._redis.ping)
 
     def _heads(self, user: str) -> dict[str, Record]:
@@ -92,12 +94,18 @@ class RedisConversationStore(RecordConversationStore):
     def close(self) -> None:
         self._redis.close()
 
-    @staticmethod
-    def _ask(call: Any, *arguments: Any) -> Any:
+    @property
+    def problem(self) -> str:
+        return self._outage.reason
+
+    def _ask(self, call: Any, *arguments: Any) -> Any:
+        self._outage.check()
         try:
-            return call(*arguments)
+            found = call(*arguments)
         except redis.RedisError as error:
-            raise StoreUnavailableError(f"Redis: {error}") from error
+            raise self._outage.failed(error, waited=isinstance(error, redis.TimeoutError)) from error
+        self._outage.succeeded()
+        return found
 
 
 def _heads_key(user: str) -> str:

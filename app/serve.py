@@ -10,6 +10,7 @@ import gc
 import http.client
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -48,11 +49,11 @@ PROGRESS_INTERVAL_S = 5.0
 UI_START_TIMEOUT_S = 60.0
 UI_LEAST_LIFE_S = 2.0  # one that ends sooner would end again
 UI_STOP_TIMEOUT_S = 5.0
-DRAIN_TIMEOUT_S = 10
+# After answers have had their time, what uvicorn still waits for them to say that they were ended.
+SAYING_SO_S = 2
 # For so long a thread may keep the interpreter while others want it. Python's own 5 ms are long beside a step: the
 # engine waits for them behind the event loop, and a turn that is being stored at each of its statements.
 SWITCH_INTERVAL_S = 0.0005
-ANSWERS_TIMEOUT_S = 8
 
 
 class StopRequested(BaseException):
@@ -142,7 +143,7 @@ def run_server(
         lifespan="on",
         log_config=None,
         access_log=settings.log_level == "debug",
-        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + SAYING_SO_S,
     )
     server = uvicorn.Server(config)
     _set_ways_to_stop(server, services, ui)
@@ -267,10 +268,11 @@ def _set_ways_to_stop(server: "uvicorn.Server", services: "Services", ui: "UIPro
     model has no name.
     """
     close_connections = server.handle_exit
+    timeout_s = services.settings.drain_timeout_s
     is_draining = False
 
     def drain(number: int) -> None:
-        services.drain(ANSWERS_TIMEOUT_S)
+        services.drain(timeout_s)
         close_connections(number, None)
 
     def handle_exit(number: int, frame: FrameType | None) -> None:
@@ -279,7 +281,7 @@ def _set_ways_to_stop(server: "uvicorn.Server", services: "Services", ui: "UIPro
             close_connections(number, frame)
         elif services.status()[0] != "starting":
             is_draining = True
-            logger.info("draining: answers get %d s to end, and no new ones begin", ANSWERS_TIMEOUT_S)
+            logger.info("draining: answers get %g s to end, and no new ones begin", timeout_s)
             threading.Thread(target=drain, args=(number,), name="drain", daemon=True).start()
         else:
             logger.info("stopped while loading")

@@ -23,7 +23,7 @@ from app.history import ConversationStore, Turn
 from app.history_url import open_history
 from app.ingestion_jobs import Embedded, IngestionJobs, Job
 from app.memory import MemoryRule
-from app.model_services import AUTO_MODEL, RAG_MODEL, ModelServices
+from app.model_services import AUTO_MODEL, RAG_MODEL, ModelServices, Status
 from app.open_turn import Choice, OpenTurn
 from app.principal import current_principal
 from app.privacy import is_private
@@ -65,6 +65,11 @@ class Services(ModelServices):
         self._answerers: Answerers | None = None
 
     # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def status(self) -> tuple[Status, str]:
+        """How the server is, and why: degraded, too, where conversations cannot be read or kept."""
+        status, reason = super().status()
+        return ("degraded", problem) if status == "ready" and (problem := self.history.problem) else (status, reason)
 
     @property
     def embedding_model_name(self) -> str:

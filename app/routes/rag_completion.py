@@ -8,7 +8,7 @@ answers are checked.
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -74,8 +74,9 @@ class RagCompletion:
                 )
         instructions, turns, self._question = given_turns.split(messages)
         options = {name: value for name, value in body.sampling().items() if name != "n"}
-        if isinstance(body.stop, str):
-            options["stop"] = [body.stop]
+        self._stops = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
+        if self._stops:
+            options["stop"] = self._stops
         texts = [message["content"] for message in messages]
         num_prompt_tokens = sum(estimated_tokens(text) for text in texts)
         self.is_private, self._routed = services.answerer_client(self._question, num_prompt_tokens, body.collections)
@@ -97,7 +98,7 @@ class RagCompletion:
             "index": 0,
             "message": {"role": "assistant", "content": answer, **beside},
             "logprobs": None,
-            "finish_reason": self._client.finish_reason,
+            "finish_reason": self._finish_reason(beside),
         }
         return self._reply("chat.completion", [choice], usage=self._client.usage)
 
@@ -111,7 +112,7 @@ class RagCompletion:
                 if text := piece.pop("answer", ""):
                     yield self._chunk({"content": text}, None)
                 beside |= piece
-        yield self._chunk(beside, self._client.finish_reason)
+        yield self._chunk(beside, self._finish_reason(beside))
         if self._body.includes_usage:
             yield sse.event(dump(self._reply("chat.completion.chunk", [], usage=self._client.usage)))
         yield DONE
@@ -120,14 +121,25 @@ class RagCompletion:
         """What the chain yields: `sources`, `answer` in pieces, perhaps `grounding`."""
         narrowed = {"collections": self._body.collections, "where": self._body.where}
         config = RunnableConfig(configurable={**narrowed, "session_id": self._id, "user": current_principal().user})
+        shown = _Until(self._stops)
         try:
             async with aclosing(self._chain.astream({"input": self._question}, config)) as pieces:
                 async for piece in pieces:
-                    yield {name: value for name, value in piece.items() if name == "answer" or name in BESIDE}
+                    kept = {name: value for name, value in piece.items() if name == "answer" or name in BESIDE}
+                    if "answer" in kept:
+                        kept["answer"] = shown.push(kept["answer"])
+                    yield kept
+            yield {"answer": shown.rest()}
         except EngineError as error:
             raise self._body.as_given(error) from None
         if self._client.finish_reason == "abort":
             raise EngineDeadError("the engine broke off the answer; it is shutting down")
+
+    def _finish_reason(self, beside: Mapping[str, Any]) -> str:
+        """How the answer ended. In strict mode it is whole sentences, whatever cut the model's own words off."""
+        reason = self._client.finish_reason
+        is_whole = (beside.get("grounding") or {}).get("mode") == "strict"
+        return "stop" if is_whole and reason == "length" else reason
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None) -> str:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
@@ -136,6 +148,35 @@ class RagCompletion:
     def _reply(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._body.model}
         return {**head, "choices": choices, **more, **self._routed.told()}
+
+
+class _Until:
+    """Text up to the first of `stops`. The model keeps to them by itself; what is quoted does not."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self._ended = False
+
+    def push(self, text: str) -> str:
+        """What may be shown now: what could be the beginning of a stop is held back."""
+        self._held += "" if self._ended else text
+        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if found:
+            self._held, self._ended = self._held[: min(found)], True
+            return self.rest()
+        sure = len(self._held) - max((self._begun(stop) for stop in self._stops), default=0)
+        shown, self._held = self._held[:sure], self._held[sure:]
+        return shown
+
+    def rest(self) -> str:
+        """What is left at the end."""
+        shown, self._held = self._held, ""
+        return shown
+
+    def _begun(self, stop: str) -> int:
+        """How much of `stop` the text ends with."""
+        return next((size for size in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:size])), 0)
 
 
 class _Counted:

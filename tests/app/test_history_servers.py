@@ -51,6 +51,14 @@ class Server:
         self.process.send_signal(signal.SIGINT)  # SIGTERM makes Postgres wait until its clients have gone
         self.process.wait()
 
+    def signal_all(self, number: signal.Signals) -> None:
+        """To the server and to the processes that it answers connections with."""
+        assert self.process is not None
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for each in (pid, *map(int, children)):
+            os.kill(each, number)
+
     def _answers(self) -> bool:
         try:
             open_history(Settings(history_url=self.url)).close()
@@ -158,6 +166,31 @@ def test_server_that_is_away_is_told_of_by_a_typed_error(server: Server, store: 
     finally:
         server.start()
     assert store.turns("ada", "s") == []
+
+
+def test_server_that_hangs_is_told_of_soon_and_makes_nobody_else_wait(
+    server: Server, store: ConversationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.outage._PAUSE_S", 60.0)
+    assert store.problem == ""
+    server.signal_all(signal.SIGSTOP)
+    try:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match="no answer within 5 s"):
+                store.turns("ada", "s")
+        assert "no answer within 5 s" in store.problem
+    finally:
+        server.signal_all(signal.SIGCONT)
+    monkeypatch.setattr("app.outage._PAUSE_S", 0.0)
+    wait_until(lambda: has_turns(store, 0))
+    assert store.problem == ""
+
+
+def has_turns(store: ConversationStore, number: int) -> bool:
+    try:
+        return len(store.turns("ada", "s")) == number
+    except StoreUnavailableError:
+        return False
 
 
 def test_url_of_another_kind_is_refused_by_name() -> None:

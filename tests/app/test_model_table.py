@@ -175,7 +175,10 @@ def test_first_rule_that_fits_wins_and_else_the_default() -> None:
 
 def test_name_that_is_not_served_so_is_told_with_those_that_are() -> None:
     ways = router([{**HERE, "uses": ["answer"]}, CLOUD])
-    with pytest.raises(UnknownModelError, match="'large' does not exist here; this server serves 'small' and 'cloud'"):
+    with pytest.raises(
+        UnknownModelError,
+        match="'large' does not exist here, or does something else; for this there is 'small' and 'cloud'",
+    ):
         ways.route(asked(name="large"))
     assert ways.route(asked(use="answer", name="large")).names == ("large",)
 

@@ -49,6 +49,22 @@ def test_a_stream_has_the_same_answer_and_the_sources_last(client):
     assert 0 < counts.usage.completion_tokens <= 12
 
 
+def test_a_quotation_keeps_to_the_stop_strings_and_is_whole_whatever_cut_the_model_off(client):
+    whole = client.chat.completions.create(model=MODEL, messages=TTFT, temperature=0, max_tokens=1)
+    content = whole.choices[0].message.content
+    assert whole.choices[0].finish_reason == "stop"
+    stop = content.split()[3]
+    before = content[: content.index(stop)]
+    cut = client.chat.completions.create(model=MODEL, messages=TTFT, temperature=0, max_tokens=1, stop=[stop, "zzz"])
+    assert cut.choices[0].message.content == before
+    stream = client.chat.completions.create(
+        model=MODEL, messages=TTFT, temperature=0, max_tokens=1, stop=stop, stream=True
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == before
+    assert chunks[-1].choices[0].delta.sources
+
+
 def test_nothing_is_kept(server):
     def kept():
         return len(server.client.get("/api/v1/conversations").json()["conversations"])

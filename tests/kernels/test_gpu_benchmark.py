@@ -28,6 +28,7 @@ def run(*arguments: str, absent: tuple[str, ...] = ()) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is made for Linux on x86-64")
 def test_every_part_runs_in_the_interpreter_without_what_bare_machines_lack_and_keeps_no_figures() -> None:
     dry_run = run("--dry-run", absent=ABSENT)
