@@ -10,7 +10,6 @@ import gc
 import http.client
 import json
 import logging
-import math
 import os
 import signal
 import socket
@@ -49,8 +48,8 @@ PROGRESS_INTERVAL_S = 5.0
 UI_START_TIMEOUT_S = 60.0
 UI_LEAST_LIFE_S = 2.0  # one that ends sooner would end again
 UI_STOP_TIMEOUT_S = 5.0
-# After answers have had their time, what uvicorn still waits for them to say that they were ended.
-SAYING_SO_S = 2
+# After answers have had their time: so long other requests have, and answers to say that they were ended.
+CLOSING_TIMEOUT_S = 10
 # For so long a thread may keep the interpreter while others want it. Python's own 5 ms are long beside a step: the
 # engine waits for them behind the event loop, and a turn that is being stored at each of its statements.
 SWITCH_INTERVAL_S = 0.0005
@@ -143,10 +142,10 @@ def run_server(
         lifespan="on",
         log_config=None,
         access_log=settings.log_level == "debug",
-        timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s) + SAYING_SO_S,
+        timeout_graceful_shutdown=CLOSING_TIMEOUT_S,
     )
     server = uvicorn.Server(config)
-    _set_ways_to_stop(server, services, ui)
+    _set_ways_to_stop(server, services, ui, settings.drain_timeout_s)
     arguments = (settings, server, services, addresses, ui)
     threading.Thread(target=_announce, args=arguments, name="announce", daemon=True).start()
     server.run(sockets=[listener])
@@ -256,23 +255,24 @@ def stop_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _set_ways_to_stop(server: "uvicorn.Server", services: "Services", ui: "UIProcess | None") -> None:
+def _set_ways_to_stop(
+    server: "uvicorn.Server", services: "Services", ui: "UIProcess | None", drain_timeout_s: float
+) -> None:
     """Make uvicorn's signal handler end the process at once while the server is loading, and drain it later.
 
     Once loaded, the server goes on listening while answers end: it says that it is draining, which takes it out of a
-    load balancer, and refuses new questions with 503. Answers get until shortly before uvicorn cancels them; those that
-    are not finished then still end with a typed error, which they could not after it. A second signal skips the rest.
+    load balancer, and refuses new questions with 503. Answers that are not finished in time end with a typed error, and
+    uvicorn closes what is still open some seconds later. A second signal skips the rest.
 
     While it loads, a clean shutdown would wait for the loading thread (weights, the first documents), which cannot be
     interrupted. Nothing is lost: no request is served yet, what ingest has not committed it repeats, and a half-fetched
     model has no name.
     """
     close_connections = server.handle_exit
-    timeout_s = services.settings.drain_timeout_s
     is_draining = False
 
     def drain(number: int) -> None:
-        services.drain(timeout_s)
+        services.drain(drain_timeout_s)
         close_connections(number, None)
 
     def handle_exit(number: int, frame: FrameType | None) -> None:
@@ -281,7 +281,7 @@ def _set_ways_to_stop(server: "uvicorn.Server", services: "Services", ui: "UIPro
             close_connections(number, frame)
         elif services.status()[0] != "starting":
             is_draining = True
-            logger.info("draining: answers get %g s to end, and no new ones begin", timeout_s)
+            logger.info("draining: answers get %g s to end, and no new ones begin", drain_timeout_s)
             threading.Thread(target=drain, args=(number,), name="drain", daemon=True).start()
         else:
             logger.info("stopped while loading")

@@ -173,7 +173,7 @@ class Settings(BaseSettings):
     arrival_timeout_s: float = Field(
         60.0, gt=0, description="Longest time in which nothing of a request that is not whole may arrive."
     )
-    drain_timeout_s: float = Field(20.0, gt=0, description="Longest time that running answers have when it stops.")
+    drain_timeout_s: float = Field(15.0, gt=0, description="Longest time that running answers have when it stops.")
 
     # ── retrieval ────────────────────────────────────────────────────────────────────────────────────────────────────
     num_passages: int = Field(4, ge=0, le=50, description="Passages given to the model with a question.")

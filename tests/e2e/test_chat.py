@@ -331,7 +331,7 @@ async def test_closing_the_tab_or_stopping_frees_the_engine_within_a_second(
 ) -> None:
     num_others = 2 if phase == "queued" else 0
     # More than a thousand tokens of prompt, which take seconds to prefill on a CPU.
-    question = "token " * 1200 if phase == "prefilling" else "What is tensor parallelism?"
+    question = "token " * 1200 if phase == "prefilling" else "Tell a long story about a lighthouse."
 
     async with httpx.AsyncClient(base_url=servers.api, timeout=60, trust_env=False) as client:
 
