@@ -26,10 +26,10 @@ class Outage:
 
     @property
     def reason(self) -> str:
-        """What was wrong at the last time; "" if nothing."""
+        """That it failed at the last time; "" if it did not. Anybody may read it: no address, nor what was asked."""
         with self._lock:
             recent = self._last is not None and time.monotonic() - self._last[0] < _TOLD_S
-            return self._last[1] if self._last and recent else ""
+            return f"{self._name} does not answer" if recent else ""
 
     def check(self) -> None:
         """Raises StoreUnavailableError where somebody has just waited in vain."""
@@ -39,7 +39,8 @@ class Outage:
 
     def succeeded(self) -> None:
         """It has answered."""
-        self._last = None
+        with self._lock:
+            self._last = None
 
     def failed(self, error: object, *, waited: bool = False) -> StoreUnavailableError:
         """The error to raise for what went wrong; `waited`: no answer came in time."""
