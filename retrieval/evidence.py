@@ -326,6 +326,7 @@ class _Form:
 
 def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
     place = passage.place
+    of_place = _words(place)
     before: frozenset[str] = frozenset()
     replies = False
     stated = statements(passage.text)
@@ -341,13 +342,14 @@ def _candidates_in(number: int, passage: Passage) -> Iterator[_Candidate]:
                 statement.index,
                 statement.text,
                 place,
-                _words(place) | before,
+                of_place | before,
                 introduced.get(statement.index, ""),
                 statement.is_row,
                 titled,
             )
         if titled:
             place = " > ".join(part for part in (passage.place, statement.text) if part)
+            of_place = _words(place)
         before, replies = own, asks
 
 

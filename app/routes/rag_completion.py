@@ -29,6 +29,7 @@ from app.routes.openai_schema import ChatCompletionRequest
 from app.services import Services
 from engine.errors import EngineDeadError, EngineError, UnsupportedParameterError
 from engine.outputs import OutputDelta
+from engine.stop_strings import StopStrings
 
 # Fields of a request to the model alone that an answer from documents cannot honour, with what asks for nothing.
 REFUSED: dict[str, tuple[Any, ...]] = {
@@ -121,7 +122,7 @@ class RagCompletion:
         """What the chain yields: `sources`, `answer` in pieces, perhaps `grounding`."""
         narrowed = {"collections": self._body.collections, "where": self._body.where}
         config = RunnableConfig(configurable={**narrowed, "session_id": self._id, "user": current_principal().user})
-        shown = _Until(self._stops)
+        shown = StopStrings(self._stops)  # the model keeps to them by itself; what is quoted does not
         try:
             async with aclosing(self._chain.astream({"input": self._question}, config)) as pieces:
                 async for piece in pieces:
@@ -129,7 +130,7 @@ class RagCompletion:
                     if "answer" in kept:
                         kept["answer"] = shown.push(kept["answer"])
                     yield kept
-            yield {"answer": shown.rest()}
+            yield {"answer": shown.finish()}
         except EngineError as error:
             raise self._body.as_given(error) from None
         if self._client.finish_reason == "abort":
@@ -148,35 +149,6 @@ class RagCompletion:
     def _reply(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         head = {"id": self._id, "object": kind, "created": self._created, "model": self._body.model}
         return {**head, "choices": choices, **more, **self._routed.told()}
-
-
-class _Until:
-    """Text up to the first of `stops`. The model keeps to them by itself; what is quoted does not."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._held = ""
-        self._ended = False
-
-    def push(self, text: str) -> str:
-        """What may be shown now: what could be the beginning of a stop is held back."""
-        self._held += "" if self._ended else text
-        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if found:
-            self._held, self._ended = self._held[: min(found)], True
-            return self.rest()
-        sure = len(self._held) - max((self._begun(stop) for stop in self._stops), default=0)
-        shown, self._held = self._held[:sure], self._held[sure:]
-        return shown
-
-    def rest(self) -> str:
-        """What is left at the end."""
-        shown, self._held = self._held, ""
-        return shown
-
-    def _begun(self, stop: str) -> int:
-        """How much of `stop` the text ends with."""
-        return next((size for size in range(len(stop) - 1, 0, -1) if self._held.endswith(stop[:size])), 0)
 
 
 class _Counted:
